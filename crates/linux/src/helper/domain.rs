@@ -4,7 +4,7 @@
 //! user who made the namespace. Root makes namespaces for others (containers); there each number stands for itself.
 
 use crate::Root;
-use crate::meters::common::{fault, open_process, read_at, user_ids};
+use crate::meters::common::{fault, open_process, status_of, user_ids};
 use crate::sys::helper::{namespace_maker, parent_namespace};
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
@@ -45,10 +45,9 @@ impl Domain {
             return Ok(Self(maker));
         }
         let target = format!("process {process}");
-        let mut buffer = [0u8; 8192];
-        let n = read_at(dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
+        let status = status_of(dir, "status").map_err(|e| fault(e, &target, "its status file"))?;
         // The real user: a program with the set-user-id bit is still his who has started it.
-        match user_ids(&String::from_utf8_lossy(&buffer[..n])).first() {
+        match user_ids(&status).first() {
             Some(user) => Ok(Self(*user)),
             None => Err(PlatformError::Unsupported {
                 what: format!("reading what {target} publishes"),

@@ -10,7 +10,7 @@
 //! daemon gets the descriptor when the file lies on storage that the machine answers for. A helper also looks into the file: it may be
 //! made to take memory and time without end.
 
-use super::common::{fault, is_ordinary_storage, open_process, read_at};
+use super::common::{fault, is_ordinary_storage, open_process, text_of};
 use super::concern::Refusal;
 use super::discovery::image::{CodeMap, Told};
 use super::elf::{self, ElfError, Found, Wanted};
@@ -183,27 +183,11 @@ fn mapped_code(process: ProcessId, dir: OwnedFd) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
-/// The list of mappings of a process; `None` when it cannot be read, or not in time.
+/// The list of mappings of a process; `None` when it cannot be read whole, or not in time.
 pub(super) fn maps(process: ProcessId, dir: OwnedFd) -> Option<String> {
     patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
         .ok()?
         .ok()
-}
-
-/// The text of a file of a directory, as far as that many bytes.
-///
-/// # Errors
-/// As of open(2) and read(2).
-pub(super) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Result<String, Errno> {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let n = read_at(&dir, name, &mut buffer)?;
-        if n < buffer.len() || n >= most {
-            buffer.truncate(n);
-            return Ok(String::from_utf8_lossy(&buffer).into_owned());
-        }
-        buffer.resize(n * 2, 0);
-    }
 }
 
 /// Device and inode of the file that a process runs.

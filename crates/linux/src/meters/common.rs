@@ -151,10 +151,50 @@ pub(crate) fn start_ticks(stat: &[u8]) -> Option<u64> {
         .ok()
 }
 
-/// Reads the beginning of a file of a directory into `buffer`.
+/// Reads a file of a directory whole into `buffer`, which must be longer than the file.
+///
+/// # Errors
+/// As of open(2) and read(2); `FBIG` where the file fills the buffer, since nobody can tell what it lacks then.
 pub(crate) fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, Errno> {
     let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    read_full(&file, buffer)
+    match read_full(&file, buffer)? {
+        n if n == buffer.len() => Err(Errno::FBIG),
+        n => Ok(n),
+    }
+}
+
+/// The text of a file of a directory, which is shorter than `most` bytes.
+///
+/// # Errors
+/// As of [`read_at`].
+pub(crate) fn text_of(dir: impl AsFd, name: &str, most: usize) -> Result<String, Errno> {
+    let mut buffer = vec![0; most.min(8 * 1024)];
+    loop {
+        match read_at(&dir, name, &mut buffer) {
+            Ok(n) => {
+                buffer.truncate(n);
+                return Ok(String::from_utf8_lossy(&buffer).into_owned());
+            }
+            Err(Errno::FBIG) if buffer.len() < most => {
+                // Texts that are longer than the first buffer are much longer, as a rule.
+                buffer.resize(buffer.len().saturating_mul(4).min(most), 0);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Longer than the `status` of any process or thread, in bytes.
+///
+/// Source: `NGROUPS_MAX` in `include/uapi/linux/limits.h` allows 65,536 groups, each of at most 10 digits and a blank.
+pub(crate) const STATUS_MAX: usize = 1 << 20;
+
+/// The text of the `status` of a process or a thread.
+///
+/// # Errors
+/// As of [`read_at`].
+pub(crate) fn status_of(dir: impl AsFd, name: &str) -> Result<String, Errno> {
+    text_of(dir, name, STATUS_MAX)
 }
 
 /// Reads until the buffer is full or the file ends.
@@ -376,6 +416,26 @@ mod tests {
             Err(PlatformError::Vanished { .. })
         ));
         assert!(!lives(&Root::default(), later));
+    }
+
+    #[test]
+    fn what_fills_the_buffer_is_not_taken_for_the_whole() {
+        let here = tempfile::tempdir().unwrap();
+        std::fs::write(here.path().join("f"), [b'a'; 20_000]).unwrap();
+        let dir = rustix::fs::open(here.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        assert_eq!(read_at(&dir, "f", &mut [0; 19_999]), Err(Errno::FBIG));
+        assert_eq!(read_at(&dir, "f", &mut [0; 20_000]), Err(Errno::FBIG));
+        assert_eq!(read_at(&dir, "f", &mut [0; 20_001]), Ok(20_000));
+        for most in [1, 8_192, 20_000] {
+            assert_eq!(text_of(&dir, "f", most), Err(Errno::FBIG), "{most}");
+        }
+        assert_eq!(text_of(&dir, "f", 20_001).map(|text| text.len()), Ok(20_000));
+        let groups: String = (0..65_536)
+            .map(|n| format!("{} ", 4_294_000_000u32 + n))
+            .collect();
+        let status = format!("Uid:\t7\t7\t7\t7\nGroups:\t{groups}\nvoluntary_ctxt_switches:\t5\n");
+        std::fs::write(here.path().join("status"), &status).unwrap();
+        assert_eq!(status_of(&dir, "status"), Ok(status));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A connection to a server of a workload: every wait is bounded, and so is what is read. The opener of a helper process
 //! connects, its speaker speaks.
 
-use super::common::{directory_of, fault, is_shortage, living, open_process, read_at, user_ids};
+use super::common::{directory_of, fault, is_shortage, living, open_process, status_of, user_ids};
 use super::{listeners, network};
 use crate::Root;
 use crate::helper::opener::{Ask, Got, ask};
@@ -243,9 +243,8 @@ fn finish((fd, connected): Begun, deadline: Deadline) -> Result<OwnedFd, Errno> 
 pub(crate) fn users_of(root: &Root, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
-    let mut buffer = [0u8; 8192];
-    let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
-    Ok(user_ids(&String::from_utf8_lossy(&buffer[..n])))
+    let status = status_of(&dir, "status").map_err(|e| fault(e, &target, "its status file"))?;
+    Ok(user_ids(&status))
 }
 
 /// Connects to a server of a process, and to nobody else: before anything is sent it is known that a user of the process

@@ -5,7 +5,7 @@
 
 use super::common::{
     Cumulative, ENTRIES_MAX, PROCESSES_MAX, fault, lives, not_mine, now_ticks, numbers_in, open_process,
-    read_at, refused, usable,
+    read_at, refused, status_of, usable,
 };
 use super::{Meter, MeterKind};
 use crate::Root;
@@ -191,8 +191,8 @@ fn read_process(root: &Root, process: ProcessId, count: Count) -> Result<Vec<(i3
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
     let path = |file: &str| format!("/proc/{process}/{file}");
-    let mut buffer = [0u8; 8192];
     if count != Count::VoluntarySwitches {
+        let mut buffer = [0u8; 1024];
         let n = read_at(&dir, "io", &mut buffer).map_err(|e| fault(e, &target, &path("io")))?;
         let text = String::from_utf8_lossy(&buffer[..n]);
         let value = parse_io(&text, count).ok_or_else(|| PlatformError::Malformed {
@@ -205,13 +205,13 @@ fn read_process(root: &Root, process: ProcessId, count: Count) -> Result<Vec<(i3
     let mut counts = Vec::with_capacity(tids.len());
     for tid in tids {
         let file = format!("task/{tid}/status");
-        let n = match read_at(&dir, &file, &mut buffer) {
-            Ok(n) => n,
+        let status = match status_of(&dir, &file) {
+            Ok(status) => status,
             // A thread may end while we look.
             Err(Errno::NOENT | Errno::SRCH) => continue,
             Err(e) => return Err(fault(e, &target, &path(&file))),
         };
-        if let Some(value) = parse_switches(&String::from_utf8_lossy(&buffer[..n])) {
+        if let Some(value) = parse_switches(&status) {
             counts.push((tid, value));
         }
     }

@@ -6,7 +6,7 @@
 //! shrinks cannot hurt. All of this works in a helper process (`crate::helper`).
 
 use super::common::{
-    Cumulative, fault, is_shortage, not_mine, now_ticks, open_process, read_at, refused, usable, user_ids,
+    Cumulative, fault, is_shortage, not_mine, now_ticks, open_process, refused, status_of, usable, user_ids,
 };
 use super::{Meter, MeterKind, MeterSettings};
 use crate::Root;
@@ -131,10 +131,8 @@ pub(crate) fn find_file(
     process: ProcessId,
 ) -> Result<(Option<OwnedFd>, u32), PlatformError> {
     let dir = open_process(root, process)?;
-    let mut buffer = [0u8; 8192];
     let target = format!("process {process}");
-    let n = read_at(&dir, "status", &mut buffer).map_err(|e| fault(e, &target, "its status file"))?;
-    let status = String::from_utf8_lossy(&buffer[..n]);
+    let status = status_of(&dir, "status").map_err(|e| fault(e, &target, "its status file"))?;
     let pid = innermost_pid(&status).unwrap_or(process.pid as u32);
     let name = layout::file_name(pid, process.start_ticks);
 

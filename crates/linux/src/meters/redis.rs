@@ -468,6 +468,9 @@ fn words(file: &Path, opened: &OwnedFd) -> Result<Vec<Vec<u8>>, Fault> {
     let fail = |why: String| Fault::Password(format!("the password file {}: {why}", file.display()));
     let mut buffer = [0u8; 4096];
     let n = super::common::read_full(opened, &mut buffer).map_err(|e| fail(e.to_string()))?;
+    if n == buffer.len() {
+        return Err(fail("it is too long for a password".to_owned()));
+    }
     let line = buffer[..n].split(|&c| c == b'\n').next().unwrap_or_default();
     let words: Vec<Vec<u8>> = line
         .split(u8::is_ascii_whitespace)

@@ -1,7 +1,7 @@
 //! One look at all processes and at the files that they have mapped, shared by all who ask within some seconds.
 
-use super::super::code_file::{MAPS_MAX, executable_at, text_of};
-use super::super::common::{numbers_in, read_at, start_ticks};
+use super::super::code_file::{MAPS_MAX, executable_at};
+use super::super::common::{numbers_in, read_at, start_ticks, text_of};
 use super::super::patient::patiently;
 use super::{DeviceInode, Refusal};
 use crate::Root;
@@ -184,10 +184,6 @@ impl Census {
         self.processes.insert(pid, process);
         match maps {
             Ok(text) => {
-                if text.len() >= MAPS_MAX {
-                    self.lacking
-                        .insert(pid, "it has too many mappings to be looked through".to_owned());
-                }
                 for (file, path) in text.lines().filter_map(file_of) {
                     self.add_file(pid, file, path);
                 }

@@ -4,8 +4,7 @@
 //! Few machines have any: that is told for all of them by one number (`FilePmdMapped` of `meminfo`). Only where there are some each
 //! program is looked at, once before the first breakpoint: the page tables of its mappings of that file.
 
-use super::super::code_file::text_of;
-use super::super::common::open_process;
+use super::super::common::{open_process, text_of};
 use super::super::patient::patiently;
 use super::{DeviceInode, Refusal};
 use crate::Root;

@@ -5,7 +5,7 @@
 //! kind of storage a device is, is read from the list of mounts (proc(5), `mountinfo`), never asked of the storage itself, which may
 //! not answer.
 
-use super::super::code_file::{MAPS_MAX, maps};
+use super::super::code_file::maps;
 use super::super::common::open_process;
 use super::census::{Census, file_of};
 use super::{DeviceInode, Refusal};
@@ -277,10 +277,7 @@ pub(in crate::meters) fn own_memory(root: &Root, process: ProcessId) -> Result<V
     let dir = open_process(root, process).map_err(|e| unknown(&e.to_string()))?;
     let text = maps(process, dir)
         .filter(|text| !text.is_empty())
-        .ok_or_else(|| unknown("it has ended, or its list could not be read in time"))?;
-    if text.len() >= MAPS_MAX {
-        return Err(unknown("it has too many mappings to be looked through"));
-    }
+        .ok_or_else(|| unknown("it has ended, or its list could not be read whole and in time"))?;
     allow_mapped(root, process, text.lines().filter_map(file_of))?;
     Ok(text.lines().filter_map(own_range).collect())
 }

@@ -5,7 +5,7 @@
 //! choice. Who waits for a disk in a call that holds nothing of the address space (`fsync`, `read`) holds up nobody: that is told by
 //! its kernel stack ([`stack`](super::stack)).
 
-use super::super::common::{numbers_in, open_process, read_at};
+use super::super::common::{numbers_in, open_process, status_of};
 use super::Refusal;
 use super::stack::Waits;
 use crate::Root;
@@ -115,13 +115,10 @@ fn list(dir: &OwnedFd, process: ProcessId, most: usize) -> Result<Vec<i32>, Refu
     }
 }
 
-/// A small file of a thread; `None` when the thread has ended.
+/// A file of a thread that is at most as long as its `status`; `None` when the thread has ended.
 fn small(dir: &OwnedFd, file: &str) -> Result<Option<String>, Errno> {
-    let mut buffer = [0u8; 8192];
-    match read_at(dir, file, &mut buffer) {
-        Ok(n) => Ok(Some(
-            String::from_utf8_lossy(buffer.get(..n).unwrap_or_default()).into_owned(),
-        )),
+    match status_of(dir, file) {
+        Ok(text) => Ok(Some(text)),
         Err(Errno::NOENT | Errno::SRCH) => Ok(None),
         Err(e) => Err(e),
     }

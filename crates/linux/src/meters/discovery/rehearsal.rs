@@ -2,7 +2,7 @@
 //! and what a hit costs on this machine.
 
 use super::super::code_file::{CodeFile, executable, mappings};
-use super::super::common::{open_process, read_at, start_ticks, user_ids};
+use super::super::common::{open_process, start_ticks, status_of, user_ids};
 use super::super::concern::census::Census;
 use super::super::concern::keeper::Held;
 use super::super::concern::{Files, Looked, Others, Refusal};
@@ -271,11 +271,9 @@ fn middle(mut times: Vec<f64>) -> f64 {
 
 /// Whether a process runs our own program for root: another command of ours, or the daemon.
 fn is_ours(root: &Root, process: ProcessId) -> bool {
-    let mut buffer = [0u8; 8192];
-    let status = open_process(root, process).ok().and_then(|dir| {
-        let n = read_at(&dir, "status", &mut buffer).ok()?;
-        Some(String::from_utf8_lossy(buffer.get(..n)?).into_owned())
-    });
+    let status = open_process(root, process)
+        .ok()
+        .and_then(|dir| status_of(&dir, "status").ok());
     status.is_some_and(|text| {
         let users = user_ids(&text);
         !users.is_empty() && users.iter().all(|user| *user == 0)

@@ -5,7 +5,7 @@
 //! they are taken to hit as often in a second of CPU time as the counted ones.
 
 use super::super::code_file::executable;
-use super::super::common::{numbers_in, open_process, read_at, start_ticks};
+use super::super::common::{numbers_in, open_process, read_at, start_ticks, text_of};
 use crate::Root;
 use crate::sys::probe::process_cpu_time;
 use homeostat_model::ProcessId;
@@ -14,6 +14,8 @@ use std::os::fd::OwnedFd;
 
 /// Most children that are looked at in a turn.
 const CHILDREN_MAX: usize = 1024;
+/// Most that is read of a list of children, in bytes: some 100,000 of them.
+const CHILDREN_TEXT_MAX: usize = 1 << 20;
 /// Threads of a process that are asked for their children.
 const THREADS_MAX: usize = 1024;
 /// So many new ones in a turn are too many: each fork has the pages with breakpoints copied.
@@ -109,13 +111,11 @@ fn children_of(dir: &OwnedFd) -> Vec<i32> {
     let Ok((threads, _)) = numbers_in(dir, "task", THREADS_MAX) else {
         return Vec::new();
     };
-    let mut buffer = [0u8; 8192];
     let mut found = Vec::new();
     for thread in threads {
-        let Ok(n) = read_at(dir, &format!("task/{thread}/children"), &mut buffer) else {
+        let Ok(text) = text_of(dir, &format!("task/{thread}/children"), CHILDREN_TEXT_MAX) else {
             continue;
         };
-        let text = String::from_utf8_lossy(buffer.get(..n).unwrap_or_default()).into_owned();
         found.extend(
             text.split_ascii_whitespace()
                 .filter_map(|n| n.parse::<i32>().ok()),
