@@ -16,7 +16,7 @@ use homeostat_model::{
 use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, SampleRequest, Sensors};
 use homeostat_statistics::simulation::Random;
 use homeostat_store::history::HISTORY_FILE;
-use homeostat_store::journal::{FaultHook, JOURNAL_FILE};
+use homeostat_store::journal::{COUNT_FILE, FaultHook, JOURNAL_FILE};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -336,6 +336,8 @@ struct State {
     steps: u64,
     /// Records at the end of the journal that are written and not synced.
     unsynced: usize,
+    /// The second file of the journal as it was synced last.
+    count: Vec<u8>,
     last: Option<Snapshot>,
     trace: Trace,
     calls: Vec<Call>,
@@ -390,6 +392,7 @@ impl Faults {
             images: 0,
             steps: 0,
             unsynced: 0,
+            count: Vec::new(),
             last: None,
             trace: Trace::default(),
             calls: Vec::new(),
@@ -532,6 +535,9 @@ impl Faults {
             if s.draw_share(Kind::TornTail) && unsynced > 0 {
                 s.hit(Kind::TornTail);
                 tear(&image.join(JOURNAL_FILE), unsynced, &mut s.random)?;
+                if image.join(COUNT_FILE).exists() {
+                    std::fs::write(image.join(COUNT_FILE), &s.count)?;
+                }
             }
             let old = std::mem::replace(&mut s.directory, image);
             std::fs::remove_dir_all(old)?;
@@ -545,6 +551,7 @@ impl Faults {
         s.crash_in_calls = None;
         s.crash_in_steps = None;
         s.unsynced = 0;
+        s.keep_count()?;
         Ok(s.directory.clone())
     }
 
@@ -732,12 +739,25 @@ impl State {
         self.dead
     }
 
+    /// Keeps the second file of the journal as it is on disk now.
+    fn keep_count(&mut self) -> io::Result<()> {
+        self.count = match std::fs::read(self.directory.join(COUNT_FILE)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read?,
+        };
+        Ok(())
+    }
+
     fn journal_step(&mut self, step: &'static str) -> io::Result<()> {
         if self.dead {
             return Err(io::Error::other("killed"));
         }
         self.steps += 1;
-        if step.ends_with(".after_write") && !step.starts_with("compact") {
+        if step.starts_with("count.") {
+            if step == "count.after_sync" || step == "count.after_create" {
+                self.keep_count()?;
+            }
+        } else if step.ends_with(".after_write") && !step.starts_with("compact") {
             self.unsynced += 1;
         } else if step.ends_with(".after_sync") {
             self.unsynced = 0;
@@ -752,7 +772,7 @@ impl State {
         }
         if let Some((left, kind)) = self.disk {
             self.disk = (left > 1).then_some((left - 1, kind));
-            if step.ends_with(".after_write") && !step.starts_with("compact") {
+            if step.ends_with(".after_write") && !step.starts_with("compact") && !step.starts_with("count.") {
                 // What was written is taken out again.
                 self.unsynced = self.unsynced.saturating_sub(1);
             }

@@ -220,7 +220,7 @@ mod tests {
     fn the_running_machine_is_read_as_it_is() {
         let root = Root::default();
         assert_eq!(root.path("/proc/self/status"), Path::new("/proc/self/status"));
-        assert!(files::bytes(&root, "/proc/self/status", 100).is_some());
+        assert!(files::bytes(&root, "/proc/self/status", 1 << 16).is_some());
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! What people say about programs is seen, on the running machine and with the real programs that overwrite their environment.
 //! Needs root, Linux, python3, redis-server, nginx and sshd.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use homeostat_linux::Root;
 use homeostat_linux::sensors::processes::ProcessTable;
@@ -261,12 +261,13 @@ impl Drop for Enabled {
 #[test]
 fn a_process_that_wants_large_pages_only_where_it_advises_them_is_seen_where_all_get_them() {
     let _alone = alone();
+    // The mapping is too large for a look by `smaps`; the heap before it tells.
     let text = std::fs::read_to_string(ENABLED).unwrap();
     let word = text.split(['[', ']']).nth(1).unwrap().to_owned();
     let program = |flags: u32| {
         let text = format!(
-            "r = libc.prctl(41, 1, {flags}, 0, 0) if {flags} else 0\nm = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | \
-             mmap.MAP_ANONYMOUS)\nfor i in range(0, 64 << 20, 4096): m[i] = 1\nready(str(r))\nready()"
+            "r = libc.prctl(41, 1, {flags}, 0, 0) if {flags} else 0\nheap = [bytearray(100000) for i in range(100)]\nm = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | \
+             mmap.MAP_ANONYMOUS)\nfor i in range(0, 128 << 20, 4096): m[i] = 1\nready(str(r))\nready()"
         );
         let mut command = Command::new("/usr/bin/python3");
         command.args(["-c", &format!("{PRELUDE}{text}")]).env_clear();

@@ -1,6 +1,12 @@
 //! Configuration as it is found on real machines: which line is in force, who made a value so, and what is stale.
 //!
 //! Each case lays its files over a small virtual machine (four CPUs, Linux 6.12) and gives the right answers.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests"
+)]
 
 use homeostat_linux::Root;
 use homeostat_tunables::settings::{Host, Known};

@@ -218,7 +218,9 @@ mod tests {
             vm("nr_hugepages"),
         );
         let file = "/etc/sysctl.d/a.conf";
-        let cases: &[(&str, &[(&str, &str)], &str, &[&str])] = &[
+        /// A tunable, files, and what is said: a part of the origin, the kinds of findings.
+        type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str, &'a [&'a str]);
+        let cases: &[Case] = &[
             (
                 "vm.min_free_kbytes",
                 &[(&free, "225280"), (file, "vm.min_free_kbytes=135168")],

@@ -2,8 +2,8 @@
 //!
 //! The page tables are read by short calls ([`Pagemap`]), because the kernel holds the address space of the process during
 //! each of them. `smaps` also shows what the program asked for (`VmFlags`), but walks each mapping under one hold. It is
-//! read only where no hold is long ([`walks::smaps`]); elsewhere the advice of a region is unknown, and the kernel itself
-//! refuses to convert what the program keeps in small pages. A captured machine has no page tables: there `smaps` tells
+//! read up to the first hold that might be long ([`walks::smaps`]); behind it the advice of a region is unknown, and the
+//! kernel itself refuses to convert what the program keeps in small pages. A captured machine has no page tables: there `smaps` tells
 //! everything.
 
 use super::bytes::{chosen, hexadecimal, keyed, lines, number, words};

@@ -95,24 +95,25 @@ pub fn is_short(pagemap: Option<&mut Pagemap>, start: u64, end: u64) -> bool {
     true
 }
 
-/// Reads `smaps` where no hold is long; `None` where one might be. `walked` are the most small pages of each mapping, in
-/// order of their addresses. After the deadline the mappings that were read are returned.
+/// Reads `smaps` up to the first hold that might be long. `walked` are the most small pages of each mapping, in order of
+/// their addresses. After the deadline the mappings that were read are returned.
 pub fn smaps(root: &Root, process: ProcessId, walked: &[u64], deadline: Instant) -> Option<Vec<Mapping>> {
     let is_long = |window: &[u64]| window.iter().sum::<u64>() > WALK_MAX.0;
-    if walked
+    let short = walked
         .windows(SMAPS_PER_HOLD.min(walked.len().max(1)))
-        .any(is_long)
-    {
-        return None;
-    }
+        .position(is_long)
+        .unwrap_or(walked.len());
     let file = open(root, process, c"smaps")?;
     let mut text = Vec::new();
+    let mut shown = 0;
     let mut room = [0u8; 4096];
-    while text.len() < SMAPS_MAX && Instant::now() < deadline {
-        match rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut room)) {
-            Ok(0) | Err(_) => break,
-            Ok(n) => text.extend_from_slice(room.get(..n).unwrap_or_default()),
-        }
+    while shown < short && text.len() < SMAPS_MAX && Instant::now() < deadline {
+        let Ok(n @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut room)) else {
+            break;
+        };
+        let records = room.get(..n).unwrap_or_default();
+        shown += parse_smaps(records).len();
+        text.extend_from_slice(records);
     }
     Some(parse_smaps(&text))
 }

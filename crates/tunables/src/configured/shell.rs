@@ -137,8 +137,11 @@ pub(super) fn read(tree: &dyn Tree) -> Vec<Written> {
     reader.found
 }
 
+/// A command: its file, its line and its text.
+type UnitCommand = (String, usize, String);
+
 /// The commands of each unit, with its drop-ins, where an empty line takes back those before it.
-fn units(tree: &dyn Tree) -> Vec<(String, Vec<(String, usize, String)>)> {
+fn units(tree: &dyn Tree) -> Vec<(String, Vec<UnitCommand>)> {
     let mut parts: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     let unit_of = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     for (file, text) in files_of(tree, UNITS, ".service") {

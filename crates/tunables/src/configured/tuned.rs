@@ -404,11 +404,8 @@ impl Maker<'_> {
         let all = applies.clone();
         match (kind, key) {
             (_, "type" | "enabled" | "replace" | "drop" | "devices" | "priority") => {}
-            ("sysctl", name) => {
-                if !name.ends_with("_regex") {
-                    add(format!("/proc/sys/{}", name.replace('.', "/")), number, form, all);
-                }
-            }
+            ("sysctl", name) if name.ends_with("_regex") => {}
+            ("sysctl", name) => add(format!("/proc/sys/{}", name.replace('.', "/")), number, form, all),
             ("sysfs", path) if path.starts_with("/sys/") => add(path.to_owned(), &value, Form::Plain, all),
             ("vm", "transparent_hugepages" | "transparent_hugepage") => {
                 let cmdline = self.tree.text("/proc/cmdline").unwrap_or_default();
