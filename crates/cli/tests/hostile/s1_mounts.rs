@@ -97,12 +97,14 @@ pub(crate) fn attack(plant: &Plant, kind: &str, more: &[&str]) -> Option<Running
     ready(&mut plant.as_user_in_own_namespaces(ATTACKER, words))
 }
 
-/// Processes in an uninterruptible sleep among the daemon's.
+/// Processes among the daemon's that wait for the file system: until they are killed, and for good afterwards.
 fn stuck(daemon: u32) -> usize {
     let is_stuck = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let waits_in = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        let is_in_fuse = waits_in == "request_wait_answer";
         stat.rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with('D'))
+            .is_some_and(|(_, rest)| is_in_fuse || rest.starts_with('D'))
     };
     descendants(daemon).into_iter().filter(is_stuck).count()
 }
@@ -112,6 +114,17 @@ fn honest_meter(status: &serde_json::Value) -> Option<String> {
     let workloads = status["workloads"].as_array()?;
     let honest = workloads.iter().find(|w| w["program"] == "s1-honest")?;
     Some(honest["meter"]["id"].as_str()?.to_owned())
+}
+
+/// Waits until the daemon knows the program: a build for tests looks at all processes every few seconds.
+fn seen(plant: &Plant, program: &str) {
+    let knows = |status: &serde_json::Value| {
+        let workloads = status["workloads"].as_array();
+        workloads.is_some_and(|all| all.iter().any(|w| w["program"] == program))
+    };
+    plant
+        .attacked
+        .wait_for(&format!("{program} is seen"), Duration::from_secs(90), knows);
 }
 
 #[test]
@@ -128,9 +141,11 @@ fn a_file_system_that_never_answers_hangs_helpers_and_neither_the_loop_nor_other
     // It hangs who reads it, which is what this test is about: a thread of this test.
     let _honest = ready(&mut plant.as_user(HONEST, [&publisher])).unwrap();
     plant.begin();
+    seen(&plant, "s1-overlay");
     let begun = Instant::now();
     let mut most = 0;
-    while begun.elapsed() < ATTACK {
+    // The program's meters are looked for first.
+    while begun.elapsed() < ATTACK || (most == 0 && begun.elapsed() < ATTACK * 5) {
         most = most.max(stuck(plant.attacked.pid()));
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -165,6 +180,9 @@ fn nothing_but_an_ordinary_file_of_its_user_is_read() {
         .collect();
     assert_eq!(attacks.len(), kinds.len());
     plant.begin();
+    for kind in kinds {
+        seen(&plant, &format!("s1-{kind}"));
+    }
     std::thread::sleep(ATTACK);
     assert_unharmed(&plant.attacked, &plant.control);
     // A link leads to a file of root, whose text is nobody's business.
@@ -175,7 +193,10 @@ fn nothing_but_an_ordinary_file_of_its_user_is_read() {
         let explained = plant.attacked.ask(&["explain", &format!("s1-{kind}"), "--json"]);
         let text = String::from_utf8_lossy(&explained.stdout);
         assert!(!text.contains(secret), "{kind}: {text}");
-        let explained: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let said = String::from_utf8_lossy(&explained.stderr);
+        let Ok(explained) = serde_json::from_str::<serde_json::Value>(&text) else {
+            panic!("{kind}: {text}{said}\n{}", plant.attacked.log());
+        };
         let meters = explained["meters"].as_array().unwrap();
         let progress = meters.iter().find(|meter| meter["id"] == "progress").unwrap();
         assert!(progress["refused"].is_string(), "{kind}: {text}");

@@ -2,7 +2,7 @@
 //!
 //! The page tables are read by short calls ([`Pagemap`]), because the kernel holds the address space of the process during
 //! each of them. `smaps` also shows what the program asked for (`VmFlags`), but walks each mapping under one hold. It is
-//! read up to the first hold that might be long ([`walks::smaps`]); behind it the advice of a region is unknown, and the
+//! read up to the first mapping that is too long ([`walks::smaps`]); from there on the advice of a region is unknown, and the
 //! kernel itself refuses to convert what the program keeps in small pages. A captured machine has no page tables: there `smaps` tells
 //! everything.
 
@@ -69,6 +69,8 @@ pub struct Mapping {
     pub eligible: bool,
     /// Whether the kernel tells that.
     pub tells_eligible: bool,
+    /// Whether `VmFlags` were read.
+    pub tells_flags: bool,
     /// `VmFlags`: `hg`.
     pub advised: bool,
     /// `nh`.
@@ -162,6 +164,7 @@ pub fn parse_smaps(text: &[u8]) -> Vec<Mapping> {
                 mapping.tells_eligible = true;
             }
             b"VmFlags:" => {
+                mapping.tells_flags = true;
                 for flag in words(line).skip(1) {
                     match flag {
                         b"hg" => mapping.advised = true,
@@ -449,7 +452,7 @@ fn look_into(root: &Root, map: &mut MemoryMap, members: &[Member]) {
         for region in own {
             match flags
                 .get(&region.start)
-                .filter(|m| m.end - m.start == region.length.0)
+                .filter(|m| m.tells_flags && m.end - m.start == region.length.0)
             {
                 Some(mapping) => {
                     let kind = mapping.kind().unwrap_or(MemoryKind::File);

@@ -4,7 +4,7 @@
 //! the mapping for it. The program's own `mmap` calls wait meanwhile. These files are therefore read only where the
 //! small pages under one hold are few ([`WALK_MAX`]). `PAGEMAP_SCAN` counts them first, in short calls. `maps` needs no walk.
 //!
-//! One `read(2)` shows as many records as fit into 4 KiB (seq_file of the kernel), or fewer when fewer bytes are asked for.
+//! One `read(2)` shows as many records as fit into 4 KiB (seq_file of the kernel), or one when fewer bytes are asked for.
 
 use super::regions::{Mapping, parse_smaps, read_of};
 use crate::Root;
@@ -18,9 +18,9 @@ use std::time::Instant;
 /// Small pages that the kernel may walk under one hold. Measured: 18 to 59 ms per GiB of 4 KiB pages for `smaps` and
 /// `numa_maps`, so at most 3.7 ms.
 pub const WALK_MAX: Bytes = Bytes(64 * 1024 * 1024);
-/// Records of `smaps` under one hold. Measured: a record has 700 bytes, so six of them fill a page; the record that does not
-/// fit any more is walked, too.
-const SMAPS_PER_HOLD: usize = 8;
+/// Bytes of `smaps` that are asked for at once: fewer than any record has, so that one read walks one mapping. Measured: a
+/// record has 700 bytes, and at least 580 by the kernel's format since 5.4.
+const SMAPS_STEP: usize = 512;
 /// Most of one `maps` that is read, in bytes. Source: 65,530 mappings (`vm.max_map_count`) of about 100 bytes.
 pub const MAPS_MAX: usize = 8 * 1024 * 1024;
 /// Most of one `smaps` that is read, in bytes: about 3000 mappings.
@@ -95,25 +95,37 @@ pub fn is_short(pagemap: Option<&mut Pagemap>, start: u64, end: u64) -> bool {
     true
 }
 
-/// Reads `smaps` up to the first hold that might be long. `walked` are the most small pages of each mapping, in order of
-/// their addresses. After the deadline the mappings that were read are returned.
+/// Reads `smaps`, one record under one hold, up to the first mapping that is too long to be walked. The record before that
+/// one is read up to `THPeligible`: with its last byte the kernel would walk the next mapping. `walked` are the most small
+/// pages of each mapping, in order of their addresses. After the deadline the mappings that were read are returned.
 pub fn smaps(root: &Root, process: ProcessId, walked: &[u64], deadline: Instant) -> Option<Vec<Mapping>> {
-    let is_long = |window: &[u64]| window.iter().sum::<u64>() > WALK_MAX.0;
-    let short = walked
-        .windows(SMAPS_PER_HOLD.min(walked.len().max(1)))
-        .position(is_long)
-        .unwrap_or(walked.len());
     let file = open(root, process, c"smaps")?;
     let mut text = Vec::new();
-    let mut shown = 0;
-    let mut room = [0u8; 4096];
-    while shown < short && text.len() < SMAPS_MAX && Instant::now() < deadline {
-        let Ok(n @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut room)) else {
+    let mut room = [0u8; SMAPS_STEP];
+    let (mut shown, mut line, mut tells) = (0, 0, true);
+    while text.len() < SMAPS_MAX && Instant::now() < deadline {
+        // The kernel walks the next mapping when it has less left of the last record than it is asked for.
+        let is_long = walked.get(shown).is_some_and(|walked| *walked > WALK_MAX.0);
+        if is_long && tells {
+            break;
+        }
+        let room = room
+            .get_mut(..if is_long { 1 } else { SMAPS_STEP })
+            .unwrap_or_default();
+        let Ok(n @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *room)) else {
             break;
         };
-        let records = room.get(..n).unwrap_or_default();
-        shown += parse_smaps(records).len();
-        text.extend_from_slice(records);
+        text.extend_from_slice(room.get(..n).unwrap_or_default());
+        while let Some(length) = text
+            .get(line..)
+            .and_then(|rest| rest.iter().position(|b| *b == b'\n'))
+        {
+            let first = text.get(line..).and_then(|rest| bytes::words(rest).next());
+            let first = first.unwrap_or_default();
+            shown += usize::from(!first.ends_with(b":"));
+            tells = [&b"THPeligible:"[..], b"ProtectionKey:", b"VmFlags:"].contains(&first);
+            line += length + 1;
+        }
     }
     Some(parse_smaps(&text))
 }
