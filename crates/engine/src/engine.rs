@@ -955,7 +955,8 @@ impl Engine {
         if let Some(by) = &workload.choice.never {
             return Some(format!("left alone: {by}"));
         }
-        let said_always = workload.choice.always.is_some() || self.rule(workload).is_some_and(|r| r.always);
+        // A member's own `always` does not speak for one that cannot be read; the unit's does, and then nothing is unknown.
+        let said_always = self.rule(workload).is_some_and(|r| r.always);
         let why = workload.choice.unknown.as_ref().filter(|_| !said_always)?;
         Some(format!(
             "left alone: whether a person opted it out is not known: {why}; a rule in the configuration with always = true, or \

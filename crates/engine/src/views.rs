@@ -95,9 +95,11 @@ impl Engine {
                 0.0
             }
         };
+        let cpus = self.machine.cpus.len() as u32;
         HostView {
-            cpus: self.machine.cpus.len() as u32,
-            cpus_busy: share(sample.cpu_busy),
+            cpus,
+            // The kernel accounts in ticks, and of idle CPUs late: over a short interval its sums exceed what there is.
+            cpus_busy: share(sample.cpu_busy).min(f64::from(cpus)),
             cpus_stolen: share(sample.cpu_steal),
             memory_bytes: self.machine.memory.0,
             memory_available_bytes: sample.memory_available.0,

@@ -18,6 +18,7 @@ use crate::sys::perf::OpenError;
 use crate::sys::{cache, memory, probe};
 use homeostat_model::units::ranges;
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
+use rustix::fs::OFlags;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -1168,12 +1169,15 @@ fn captured() -> Seen {
 }
 
 fn readable(root: &Root, path: &str) -> Seen {
-    match files::bytes(root, path, 8) {
-        Some(text) if text.len() == 8 => Seen::new(Available, format!("read 8 bytes of {path}"), ""),
-        Some(text) => Seen::new(Missing, format!("{path} gave {} bytes", text.len()), ""),
-        None => Seen::new(
+    // The kernel gives whole entries of 8 bytes, and refuses other amounts.
+    let mut entry = [0u8; 8];
+    let file = root.open(path, OFlags::RDONLY);
+    match file.and_then(|file| rustix::io::read(&file, &mut entry)) {
+        Ok(8) => Seen::new(Available, format!("read 8 bytes of {path}"), ""),
+        Ok(n) => Seen::new(Missing, format!("{path} gave {n} bytes"), ""),
+        Err(error) => Seen::new(
             Missing,
-            format!("{path} is absent or unreadable"),
+            format!("{path} cannot be read: {error}"),
             "run homeostat with CAP_SYS_ADMIN",
         ),
     }

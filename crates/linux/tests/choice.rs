@@ -1,5 +1,5 @@
 //! What people say about programs is seen, on the running machine and with the real programs that overwrite their environment.
-//! Needs root, Linux, python3, redis-server, nginx and sshd.
+//! Needs root, Linux, python3, redis-server and nginx.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use homeostat_linux::Root;

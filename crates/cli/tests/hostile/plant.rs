@@ -30,7 +30,7 @@ pub(crate) const LATE_MAX: Duration = Duration::from_secs(1);
 /// Memory of the daemon and its processes. Source: the acceptance of the attack tests.
 pub(crate) const RESIDENT_MAX: u64 = 64 << 20;
 /// A start, a restore or a restart that takes longer counts as stuck. A debug build on a busy machine takes some seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Time until a process is gone that was killed.
 pub(crate) const DEATH_PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two questions of the watch.

@@ -124,7 +124,7 @@ fn seen(plant: &Plant, program: &str) {
     };
     plant
         .attacked
-        .wait_for(&format!("{program} is seen"), Duration::from_secs(90), knows);
+        .wait_for(&format!("{program} is seen"), Duration::from_secs(120), knows);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_file_system_that_never_answers_hangs_helpers_and_neither_the_loop_nor_other
     let read = |status: &serde_json::Value| honest_meter(status).as_deref() == Some("progress");
     plant
         .attacked
-        .wait_for("another user's program is read", Duration::from_secs(90), read);
+        .wait_for("another user's program is read", Duration::from_secs(120), read);
     assert_unharmed(&plant.attacked, &plant.control);
     plant.attacked.assert_restores_and_restarts();
     std::thread::sleep(Duration::from_secs(3));

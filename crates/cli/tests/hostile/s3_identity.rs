@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time until the daemon has looked for meters. A debug build on a busy machine takes some seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// A service account, which is nobody's login.
 const SERVICE: u32 = 998;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(25);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The last sentence about the workload of a process.
 fn summary(status: &Value, pid: u32) -> Option<String> {

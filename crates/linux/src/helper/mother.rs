@@ -19,8 +19,8 @@ const CPU_SECONDS: u64 = 60;
 /// Most memory of a process of a helper, beyond what the program has mapped when it starts. The largest thing that one
 /// holds is a page of metrics, 8 MiB, as bytes and as text.
 const MEMORY: u64 = 64 * 1024 * 1024;
-/// Most descriptors.
-const DESCRIPTORS: u64 = 1024;
+/// Most descriptors: a progress file of each process (512) of each workload that is measured (8).
+const DESCRIPTORS: u64 = 4096;
 
 /// What the opener may: look at any process, go through any directory, connect to any socket (which takes the right to
 /// write there), and enter the network namespace of a container.
@@ -209,7 +209,6 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_tgkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,

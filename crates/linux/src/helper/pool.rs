@@ -29,6 +29,10 @@ const REST_MAX: Duration = Duration::from_secs(256);
 /// loop may be late by a second, and a question that was begun may take [`PATIENCE`] more.
 const WAITING_MAX: Duration = Duration::from_millis(250);
 const WAITING_WITHIN: Duration = Duration::from_secs(30);
+/// The same for the questions of meters: two answers that came late, or more that nearly did. Source: the loop may be late by a second.
+const LATE_MAX: Duration = Duration::from_secs(1);
+/// An answer within this time counts as no waiting: on a busy machine an honest one takes some milliseconds.
+const AT_ONCE: Duration = Duration::from_millis(50);
 /// After so long without, being late is forgotten.
 const FORGET: Duration = Duration::from_secs(600);
 
@@ -156,7 +160,8 @@ enum Unanswered {
 
 impl Helper {
     /// Asks, and waits for [`PATIENCE`]. What it still owes comes first, and is thrown away: nobody waits for that.
-    fn answer_to(&mut self, request: &Request, now: Instant) -> Result<Reply, Unanswered> {
+    /// `may_ask`: whether a further question is asked.
+    fn answer_to(&mut self, request: &Request, now: Instant, may_ask: bool) -> Result<Reply, Unanswered> {
         if let Some(since) = self.owes {
             match wait(&self.line.0, PollFlags::IN, Some(now)) {
                 Err(Errno::TIMEDOUT) if now < since + GRACE => return Err(Unanswered::Yet),
@@ -166,6 +171,9 @@ impl Helper {
                     self.owes = None;
                 }
             }
+        }
+        if !may_ask {
+            return Err(Unanswered::Yet);
         }
         let deadline = Some(Instant::now() + PATIENCE);
         self.line.send(request, &[], deadline).map_err(Unanswered::For)?;
@@ -220,6 +228,8 @@ pub(super) struct Pool {
     late_apart: BTreeMap<Domain, Lateness>,
     /// How long it was waited for them since then, of each domain.
     waited: BTreeMap<Domain, (Instant, Duration)>,
+    /// The same for the questions of meters.
+    waited_for_meters: BTreeMap<Domain, (Instant, Duration)>,
 }
 
 impl Pool {
@@ -237,7 +247,17 @@ impl Pool {
             return Err(Refusal::None(Errno::SRCH));
         };
         helper.asked = now;
-        match helper.answer_to(request, now) {
+        let waited = self.waited_for_meters.get(&domain);
+        let may_ask = domain == Domain(0) || waited.is_none_or(|(_, waited)| *waited <= LATE_MAX);
+        let answer = helper.answer_to(request, now, may_ask);
+        let waited = now.elapsed();
+        if waited > AT_ONCE {
+            self.waited_for_meters
+                .entry(domain)
+                .or_insert((now, Duration::ZERO))
+                .1 += waited;
+        }
+        match answer {
             Ok(reply) => Ok(reply),
             Err(Unanswered::Yet) => Err(Refusal::Late),
             Err(Unanswered::For(errno)) => {
@@ -257,7 +277,9 @@ impl Pool {
             .retain(|helper| !helper.processes.iter().all(has_ended));
         self.late.retain(|_, late| now < late.last + FORGET);
         self.late_apart.retain(|_, late| now < late.last + FORGET);
-        self.waited.retain(|_, (since, _)| now < *since + WAITING_WITHIN);
+        for waited in [&mut self.waited, &mut self.waited_for_meters] {
+            waited.retain(|_, (since, _)| now < *since + WAITING_WITHIN);
+        }
         let idle = |helper: &Helper| now > helper.asked + IDLE;
         let ended: Vec<Domain> = self
             .helpers
@@ -430,6 +452,11 @@ impl Pool {
     /// The process of the mother.
     pub(super) fn mother(&self) -> Option<&OwnedFd> {
         self.mother.as_ref().map(|mother| &mother.process)
+    }
+
+    /// It was waited so long for answers of a domain.
+    pub(super) fn wait_for(&mut self, domain: Domain, waited: Duration) {
+        self.waited_for_meters.insert(domain, (Instant::now(), waited));
     }
 
     /// A process was killed, and does not end.

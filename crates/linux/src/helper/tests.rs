@@ -191,6 +191,20 @@ fn nobody_is_read_for_whom_too_many_helpers_hang() {
 }
 
 #[test]
+fn a_domain_that_was_waited_for_too_long_is_asked_no_more_for_a_while() {
+    let (workload, domain) = own();
+    let mut pool = Pool::default();
+    let other = Domain(domain.0 + 1);
+    answered(&mut pool, other, &find(&workload));
+    pool.wait_for(other, Duration::from_secs(2));
+    let late = pool.call(other, &find(&workload)).unwrap_err().to_string();
+    assert!(late.contains("asked again"), "{late}");
+    answered(&mut pool, Domain(domain.0 + 2), &find(&workload));
+    pool.wait_for(other, Duration::ZERO);
+    answered(&mut pool, other, &find(&workload));
+}
+
+#[test]
 fn another_mother_takes_over_from_one_that_ended_or_stands_still() {
     let (workload, domain) = own();
     let mut pool = Pool::default();

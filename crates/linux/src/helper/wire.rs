@@ -4,7 +4,7 @@ use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::Serialize;
@@ -87,10 +87,10 @@ impl Line {
         let mut descriptors = Vec::new();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let got = loop {
+        let (got, flags) = loop {
             let mut slices = [IoSliceMut::new(&mut length)];
             match rustix::net::recvmsg(&self.0, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Ok(message) => break message.bytes,
+                Ok(message) => break (message.bytes, message.flags),
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e),
@@ -105,7 +105,12 @@ impl Line {
             return Err(Errno::CONNRESET);
         }
         self.exactly(&mut length[got..], deadline)?;
-        Ok((self.body(length, deadline)?, descriptors))
+        let body = self.body(length, deadline)?;
+        // A descriptor was lost because this process has no room for more.
+        if flags.contains(ReturnFlags::CTRUNC) {
+            return Err(Errno::MFILE);
+        }
+        Ok((body, descriptors))
     }
 
     fn body<T: DeserializeOwned>(&self, length: [u8; 4], deadline: Option<Instant>) -> Result<T, Errno> {

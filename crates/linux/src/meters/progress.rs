@@ -98,8 +98,11 @@ impl File {
             directory: directory.to_owned(),
             process,
         })?;
-        let (Got::Progress(Some(pid)), Some(fd)) = (got, fd) else {
+        let Got::Progress(Some(pid)) = got else {
             return Ok(None);
+        };
+        let Some(fd) = fd else {
+            return Err(refuse(process, "its descriptor was lost on the way"));
         };
         let size = rustix::fs::fstat(&fd)
             .map_err(|e| refuse(process, &e.to_string()))?

@@ -195,9 +195,14 @@ impl Kept {
         self.root.path(&self.absolute)
     }
 
-    /// Reads it from its beginning into `buffer`; `None` when it is absent, unreadable or longer than `limit` bytes. The buffer
-    /// grows to what the file needed and is kept by the caller, so a steady state allocates nothing.
+    /// Reads it from its beginning into `buffer`; `None` when it is absent, unreadable or longer than `limit` bytes.
     pub fn read<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<&'b [u8]> {
+        self.read_text(buffer, limit)?.whole()
+    }
+
+    /// The same, and cut where it is longer. The buffer grows to what the file needed and is kept by the caller, so a steady
+    /// state allocates nothing.
+    pub fn read_text<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<Text<'b>> {
         if self.open.is_none() {
             self.open = Some(self.root.open(&self.absolute, OFlags::RDONLY).ok()?);
         }
@@ -210,7 +215,7 @@ impl Kept {
         if outcome.is_err() || !self.root.is_live() {
             self.open = None;
         }
-        outcome.ok()?.whole()
+        outcome.ok()
     }
 }
 

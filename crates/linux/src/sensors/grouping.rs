@@ -310,7 +310,8 @@ fn family_root(member: &Member, by_pid: &BTreeMap<i32, &Member>) -> i32 {
         let forked = at.start_stack != 0 && at.start_stack == parent.start_stack;
         let belongs =
             same_program && (forked || !is_interpreter(&at.executable) || at.arguments == parent.arguments);
-        if !belongs {
+        // Another user's program is no part of its parent's, whatever it executes.
+        if !belongs || at.owner() != parent.owner() {
             break;
         }
         at = parent;
@@ -753,6 +754,17 @@ mod tests {
             .collect();
         found.sort();
         found
+    }
+
+    #[test]
+    fn a_program_of_another_user_is_no_part_of_its_parents() {
+        let machines = member(5, 1, "/usr/lib/systemd/systemd");
+        let of = |user: u32| Member {
+            user,
+            ..member(9, 5, "/usr/lib/systemd/systemd")
+        };
+        assert_eq!(grouped(&[machines.clone(), of(0)], 3), [vec![5, 9]]);
+        assert_eq!(grouped(&[machines, of(1000)], 3), [vec![5], vec![9]]);
     }
 
     #[test]

@@ -138,7 +138,8 @@ impl Files {
         let told = |text: &&[u8]| !text.is_empty();
         let meminfo = self.meminfo.read(buffer, files::SMALL_FILE_MAX);
         let memory = meminfo.filter(told).map(Memory::parse)?;
-        let times = self.stat.read(buffer, STAT_MAX).and_then(parse_cpu_times);
+        let times = self.stat.read_text(buffer, STAT_MAX);
+        let times = times.and_then(|text| parse_cpu_times(text.beginning()));
         let vmstat = self.vmstat.read(buffer, files::SMALL_FILE_MAX);
         let paged = vmstat.filter(told).map(paging::parse);
         let mut stalled = [None; 3];
@@ -368,7 +369,11 @@ mod tests {
         let remove = |path: &str| std::fs::remove_file(dir.path().join(path)).unwrap();
         let counts = |refaults: u64, busy: u64, stalled: u64| {
             write("proc/vmstat", &format!("workingset_refault_file {refaults}\n"));
-            write("proc/stat", &format!("cpu  {busy} 0 0 0\n"));
+            // A long file, as that of a machine with many interrupts.
+            write(
+                "proc/stat",
+                &format!("cpu  {busy} 0 0 0\nintr{}\n", " 0".repeat(1000)),
+            );
             write("proc/pressure/memory", &format!("some total={stalled}\n"));
         };
         write("proc/meminfo", "MemFree: 10 kB\n");
