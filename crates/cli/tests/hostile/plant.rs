@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -92,11 +92,16 @@ pub(crate) struct Plant {
     /// The control run.
     pub(crate) control: Daemon,
     hall: Hall,
+    /// One attack at a time: the load of another would be measured, too. Dropped last.
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Plant {
     /// Starts both daemons and waits until they answer. `None`, with the reason on standard error, where this machine cannot do it.
     pub(crate) fn start(options: &Options) -> Option<Self> {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let hall = Hall::open()?;
         let attacked = Daemon::start(&hall, "attacked", &options.arguments(&options.may_touch));
         let control = Daemon::start(&hall, "control", &options.arguments(&[]));
@@ -104,6 +109,7 @@ impl Plant {
             attacked,
             control,
             hall,
+            _alone: alone,
         };
         plant.begin();
         Some(plant)

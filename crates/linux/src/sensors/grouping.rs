@@ -758,11 +758,13 @@ mod tests {
 
     #[test]
     fn a_program_of_another_user_is_no_part_of_its_parents() {
-        let machines = member(5, 1, "/usr/lib/systemd/systemd");
-        let of = |user: u32| Member {
+        let of = |pid: i32, parent: i32, user: u32| Member {
             user,
-            ..member(9, 5, "/usr/lib/systemd/systemd")
+            place: place(b"0::/init.scope\n", &Tree::default()),
+            ..member(pid, parent, "/usr/lib/systemd/systemd")
         };
+        let machines = of(5, 1, 0);
+        let of = |user: u32| of(9, 5, user);
         assert_eq!(grouped(&[machines.clone(), of(0)], 3), [vec![5, 9]]);
         assert_eq!(grouped(&[machines, of(1000)], 3), [vec![5], vec![9]]);
     }
