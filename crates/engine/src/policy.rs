@@ -127,7 +127,8 @@ pub struct Policy {
     pub harm_exposure_per_day_max: f64,
     /// Most memory that a change may add to a workload, as a share of its resident memory.
     pub bloat_max: f64,
-    /// Rules for workloads, first match wins.
+    /// Rules for workloads, first match wins. `always = true` also allows changes to a workload whose own choice cannot be read;
+    /// a `never` that was read still wins.
     pub workloads: Vec<WorkloadRule>,
     /// Owners that trust each other: lists of patterns of owners (`machine`, `user:1000`, `pod:*`), each list one owner. Without a
     /// rule nothing is changed on one owner's workload for another owner's sake.
