@@ -48,10 +48,10 @@ impl Failure {
         let mut cause: Option<&(dyn Error + 'static)> = Some(error);
         let mut kind = Kind::Failed;
         while let Some(e) = cause {
-            if let Some(io) = e.downcast_ref::<std::io::Error>()
-                && io.kind() == std::io::ErrorKind::PermissionDenied
-            {
-                kind = Kind::Permission;
+            if let Some(io) = e.downcast_ref::<std::io::Error>() {
+                if io.kind() == std::io::ErrorKind::PermissionDenied {
+                    kind = Kind::Permission;
+                }
             }
             cause = e.source();
         }

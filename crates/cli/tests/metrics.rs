@@ -46,10 +46,10 @@ impl Daemon {
         let begin = Instant::now();
         loop {
             let log = self.log();
-            if let Some((_, rest)) = log.split_once(beginning)
-                && let Some((rest, _)) = rest.split_once('\n')
-            {
-                return rest.to_owned();
+            if let Some((_, rest)) = log.split_once(beginning) {
+                if let Some((rest, _)) = rest.split_once('\n') {
+                    return rest.to_owned();
+                }
             }
             assert!(
                 begin.elapsed() < Duration::from_secs(60),

@@ -279,10 +279,10 @@ impl Service<'_> {
                 }
                 self.probe_again(&mut repetition);
             }
-            if let Some(since) = stopping
-                && now.saturating_sub(since) >= STOP_PATIENCE
-            {
-                return self.unsettled(&mut repetition, "did not finish in 60 seconds");
+            if let Some(since) = stopping {
+                if now.saturating_sub(since) >= STOP_PATIENCE {
+                    return self.unsettled(&mut repetition, "did not finish in 60 seconds");
+                }
             }
             let mut wait = Duration::from_nanos(turn.wake_at.saturating_sub(now).0).min(WAIT_MAX);
             if !fresh {

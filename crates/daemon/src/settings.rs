@@ -806,13 +806,13 @@ fn complaints_of_meters(meters: &MeterSettings) -> Vec<Complaint> {
             if let Some((problem, remedy)) = meter_complaint(&entry.meter) {
                 complain(format!("{:?} {problem}", entry.meter), remedy);
             }
-            if let Some(unit) = &entry.unit
-                && let Some(problem) = unit_complaint(unit)
-            {
-                complain(
-                    format!("the unit {} {problem}", clip(&format!("{unit:?}"))),
-                    "say in 1 to 40 characters what one count is: unit = \"order\"",
-                );
+            if let Some(unit) = &entry.unit {
+                if let Some(problem) = unit_complaint(unit) {
+                    complain(
+                        format!("the unit {} {problem}", clip(&format!("{unit:?}"))),
+                        "say in 1 to 40 characters what one count is: unit = \"order\"",
+                    );
+                }
             }
         }
     }
@@ -969,10 +969,10 @@ fn value_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
             return Some(value.span());
         }
         let rest = key.strip_prefix(name).and_then(|r| r.strip_prefix('.'));
-        if let (Some(rest), DeValue::Table(inner)) = (rest, value.get_ref())
-            && let Some(span) = value_span(inner, rest)
-        {
-            return Some(span);
+        if let (Some(rest), DeValue::Table(inner)) = (rest, value.get_ref()) {
+            if let Some(span) = value_span(inner, rest) {
+                return Some(span);
+            }
         }
     }
     None

@@ -955,18 +955,15 @@ fn allowed(
             action: own.action,
         });
     }
-    if let Some(origin) = host.origin(setting, &survey.known())
+    if let Some(origin) = host.origin(setting, &survey.known()) {
         // What was set by this command is the same person's.
-        && origin.is_choice()
-        && !matches!(origin, Origin::Command { .. })
-        && !wish.force
-        && from != to
-    {
-        return Err(TunableError::Chosen {
-            name,
-            value: from,
-            by: set_by(&origin).text,
-        });
+        if origin.is_choice() && !matches!(origin, Origin::Command { .. }) && !wish.force && from != to {
+            return Err(TunableError::Chosen {
+                name,
+                value: from,
+                by: set_by(&origin).text,
+            });
+        }
     }
     Ok((from, to))
 }

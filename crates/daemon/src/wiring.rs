@@ -254,12 +254,12 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     // Before memory is short. Without the process everything else works, and what is not brought back says so.
     if may_protect(&machine, &strategies, &settings) {
         platform.stand_by();
-        if may_fetch(&machine)
-            && let Err(why) = platform.start_fetcher(&fetcher())
-        {
-            notes.push(format!(
-                "what a program loses to a reader cannot be read for it: {why}"
-            ));
+        if may_fetch(&machine) {
+            if let Err(why) = platform.start_fetcher(&fetcher()) {
+                notes.push(format!(
+                    "what a program loses to a reader cannot be read for it: {why}"
+                ));
+            }
         }
     }
     for story in greeting::lines(&loaded, &machine, &strategies) {

@@ -413,7 +413,7 @@ fn a_killed_daemon_leaves_its_reader_unlimited_and_what_it_owed_is_put_back_from
         let left = limit(&group);
         if left < UNLIMITED_FROM {
             // It died in the microseconds of a limit, which is known by its value.
-            assert!((left + page).is_multiple_of(1 << 20), "{left}");
+            assert!((left + page) % (1 << 20) == 0, "{left}");
             limited += 1;
         }
         scene.goes_on();

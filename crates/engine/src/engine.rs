@@ -548,10 +548,10 @@ impl Engine {
             };
             if let Some(why) = self.opted_out(&w.workload) {
                 self.leave_alone(&id, &why);
-            } else if let Some(w) = self.workloads.get_mut(&id)
-                && w.stage == Stage::Declined
-            {
-                w.retry_at = self.now;
+            } else if let Some(w) = self.workloads.get_mut(&id) {
+                if w.stage == Stage::Declined {
+                    w.retry_at = self.now;
+                }
             }
         }
         let acts = self.policy.mode == Mode::Act;
@@ -944,13 +944,13 @@ impl Engine {
 
     /// Why a person does not want this workload touched, if so.
     pub(crate) fn opted_out(&self, workload: &Workload) -> Option<String> {
-        if let Some(rule) = self.rule(workload)
-            && rule.never
-        {
-            return Some(format!(
-                "left alone: the configuration says never for {:?}",
-                rule.pattern
-            ));
+        if let Some(rule) = self.rule(workload) {
+            if rule.never {
+                return Some(format!(
+                    "left alone: the configuration says never for {:?}",
+                    rule.pattern
+                ));
+            }
         }
         if let Some(by) = &workload.choice.never {
             return Some(format!("left alone: {by}"));
@@ -1040,11 +1040,10 @@ impl Engine {
                 if self.seek_relief(id) {
                     return;
                 }
-                if self.now >= retry_at
-                    && !in_trials.contains(id)
-                    && let Some(w) = self.workloads.get_mut(id)
-                {
-                    w.reset();
+                if self.now >= retry_at && !in_trials.contains(id) {
+                    if let Some(w) = self.workloads.get_mut(id) {
+                        w.reset();
+                    }
                 }
             }
             Stage::Improved => {
@@ -1222,11 +1221,11 @@ impl Engine {
         // It is closed already.
         w.open.retain(|m| m != meter);
         w.lost.insert(meter.clone(), fault.text.clone());
-        if w.stage == Stage::Considered
-            && let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter)
-        {
-            // Of what is not open nothing else will say why it does not do.
-            c.refused = Some(format!("it was lost: {}", fault.text));
+        if w.stage == Stage::Considered {
+            if let Some(c) = w.candidates.iter_mut().find(|c| c.id == *meter) {
+                // Of what is not open nothing else will say why it does not do.
+                c.refused = Some(format!("it was lost: {}", fault.text));
+            }
         }
         if w.is_judged_by(meter) {
             w.reopening.put_off(now, longest);
@@ -1277,8 +1276,10 @@ impl Engine {
         let in_a_loss = w.lost_at.is_some_and(|at| at > w.judging_since)
             && assessed.values().all(|a| a.refused.is_some())
             && self.relieves(id);
-        if in_a_loss && let Judged::Settled(lifted) = judged(NoiseLimit::Lifted) {
-            assessed = lifted;
+        if in_a_loss {
+            if let Judged::Settled(lifted) = judged(NoiseLimit::Lifted) {
+                assessed = lifted;
+            }
         }
         let known = || {
             w.candidates
@@ -1445,10 +1446,10 @@ impl Engine {
             .map(|g| g.sentence.as_str())
             .collect::<Vec<_>>()
             .join("; ");
-        if let Some(w) = self.workloads.get_mut(id)
-            && w.stage == Stage::Improved
-        {
-            w.summary = summary;
+        if let Some(w) = self.workloads.get_mut(id) {
+            if w.stage == Stage::Improved {
+                w.summary = summary;
+            }
         }
     }
 
@@ -1913,13 +1914,13 @@ impl Engine {
                 "{strategy}: switched off by HOMEOSTAT_STRATEGIES in its environment"
             ));
         }
-        if let Some(rule) = self.rule(&w.workload)
-            && rule.strategies.get(strategy.as_str()) == Some(&false)
-        {
-            return Some(format!(
-                "{strategy}: switched off in the configuration for {:?}",
-                rule.pattern
-            ));
+        if let Some(rule) = self.rule(&w.workload) {
+            if rule.strategies.get(strategy.as_str()) == Some(&false) {
+                return Some(format!(
+                    "{strategy}: switched off in the configuration for {:?}",
+                    rule.pattern
+                ));
+            }
         }
         None
     }
@@ -1944,20 +1945,22 @@ impl Engine {
         let mut placed: BTreeMap<&WorkloadId, &Vec<CpuId>> = BTreeMap::new();
         // What is proposed for others counts too: it is tried together with this one, or before it.
         for (other, w) in &self.workloads {
-            if w.stage == Stage::Proposed
-                && let Some(p) = &w.proposed
-                && p.proposal.effector.as_str() == PLACEMENT
-                && let Target::Cpus(cpus) = &p.proposal.target
-            {
-                placed.insert(other, cpus);
+            if w.stage == Stage::Proposed {
+                if let Some(p) = &w.proposed {
+                    if p.proposal.effector.as_str() == PLACEMENT {
+                        if let Target::Cpus(cpus) = &p.proposal.target {
+                            placed.insert(other, cpus);
+                        }
+                    }
+                }
             }
         }
         for c in self.changes.values().filter(|c| c.on) {
-            if let Target::Cpus(cpus) = &c.action.target
-                && c.action.effector.as_str() == PLACEMENT
-            {
-                // The newest lies over the others.
-                placed.insert(&c.action.workload, cpus);
+            if let Target::Cpus(cpus) = &c.action.target {
+                if c.action.effector.as_str() == PLACEMENT {
+                    // The newest lies over the others.
+                    placed.insert(&c.action.workload, cpus);
+                }
             }
         }
         let mut list: Vec<Neighbour> = self
@@ -2016,11 +2019,11 @@ impl Engine {
         };
         w.inspecting = false;
         if let Some(guard) = w.review.take() {
-            if let Ok(map) = result
-                && w.stage == Stage::Improved
-            {
-                w.memory = Some(map);
-                self.extend(id, guard);
+            if let Ok(map) = result {
+                if w.stage == Stage::Improved {
+                    w.memory = Some(map);
+                    self.extend(id, guard);
+                }
             }
             return;
         }

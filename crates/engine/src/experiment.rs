@@ -498,14 +498,17 @@ impl Experiment {
             self.breaker.off_block(level);
         }
         self.breaker.block_started();
-        if part_on
-            && let Some(from) = measuring
-            && self.falls(from, now, gauge)
-        {
-            return self.give_up(now, self.fell("after a part of the change was made"));
+        if part_on {
+            if let Some(from) = measuring {
+                if self.falls(from, now, gauge) {
+                    return self.give_up(now, self.fell("after a part of the change was made"));
+                }
+            }
         }
-        if asks && let Some(why) = self.changed_in_stages(None) {
-            return self.give_up(now, why);
+        if asks {
+            if let Some(why) = self.changed_in_stages(None) {
+                return self.give_up(now, why);
+            }
         }
         if making {
             let need = self.poll_making(now, gauge);
@@ -733,11 +736,11 @@ impl Experiment {
                                 meaning.observe(series, record.on, measured_from, now);
                             }
                         }
-                        if let Some(witness) = &mut self.witness
-                            && let Some(series) = series(&self.setup.panel.lead().workload)
-                        {
-                            let from = own_from(witness.member(), series);
-                            witness.observe(series, record.on, from, now);
+                        if let Some(witness) = &mut self.witness {
+                            if let Some(series) = series(&self.setup.panel.lead().workload) {
+                                let from = own_from(witness.member(), series);
+                                witness.observe(series, record.on, from, now);
+                            }
                         }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);
@@ -830,10 +833,10 @@ impl Experiment {
                 level: panel::GUARDRAIL_LEVEL / questions,
             }))
         };
-        if decision != Decision::Harm
-            && let Some(why) = self.meanings.iter().find_map(changed).or_else(by_stages)
-        {
-            return self.give_up(now, why);
+        if decision != Decision::Harm {
+            if let Some(why) = self.meanings.iter().find_map(changed).or_else(by_stages) {
+                return self.give_up(now, why);
+            }
         }
         match decision {
             Decision::Continue => self.begin(now),

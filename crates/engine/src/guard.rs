@@ -1010,24 +1010,25 @@ impl Engine {
             let known = |id: &WorkloadId| self.workloads.get(id).filter(|w| w.load.known);
             let cpus = |id: &WorkloadId| known(id).map(|w| w.load.cpus);
             let rest = guard.watch.all_rest(cpus);
-            if let Some(g) = self.guards.get_mut(key)
-                && g.waits_for_work(rest, now)
-            {
-                return nothing;
+            if let Some(g) = self.guards.get_mut(key) {
+                if g.waits_for_work(rest, now) {
+                    return nothing;
+                }
             }
             return self.begin_probe(key);
         }
         let lead = guard.panel().lead().workload.clone();
         let review = settled && now >= guard.review_at && guard.pieces_grow(&self.changes);
-        if review
-            && let Some(w) = self.workloads.get_mut(&lead)
-            && !w.inspecting
-        {
-            w.inspecting = true;
-            w.review = Some(key);
-            self.out.push(Command::InspectMemory(lead));
-            if let Some(g) = self.guards.get_mut(key) {
-                g.review_at = now + REVIEW;
+        if review {
+            if let Some(w) = self.workloads.get_mut(&lead) {
+                if !w.inspecting {
+                    w.inspecting = true;
+                    w.review = Some(key);
+                    self.out.push(Command::InspectMemory(lead));
+                    if let Some(g) = self.guards.get_mut(key) {
+                        g.review_at = now + REVIEW;
+                    }
+                }
             }
         }
         nothing
@@ -1198,8 +1199,10 @@ impl Engine {
             let is_there = |a: &ActionId| self.changes.get(a).is_none_or(|c| c.settled);
             switched.contains(&action) && switched.iter().all(is_there)
         });
-        if all_there && let Some(g) = self.guards.get_mut(key) {
-            g.learn_switch(now - started, washout_max);
+        if all_there {
+            if let Some(g) = self.guards.get_mut(key) {
+                g.learn_switch(now - started, washout_max);
+            }
         }
     }
 
@@ -1431,17 +1434,18 @@ impl Guard {
             return (Finding::Nothing, None);
         };
         let (on, from, left_out) = (probe.block.on, probe.block.measure_from, self.lag);
-        if on
-            && probe.block.measuring(now)
-            && let Some((_, off)) = &probe.first
-            && self
-                .watch
-                .trips(&series, from.max(now.saturating_sub(BREAKER_SPAN)), now)
-        {
-            let scores = self
-                .watch
-                .broken(self.watch.read(&series, left_out, from, now), off);
-            return self.block_done(true, scores, now, policy);
+        if on && probe.block.measuring(now) {
+            if let Some((_, off)) = &probe.first {
+                if self
+                    .watch
+                    .trips(&series, from.max(now.saturating_sub(BREAKER_SPAN)), now)
+                {
+                    let scores = self
+                        .watch
+                        .broken(self.watch.read(&series, left_out, from, now), off);
+                    return self.block_done(true, scores, now, policy);
+                }
+            }
         }
         let watch = &self.watch;
         let state = probe.block.poll_reading(now, |from| {

@@ -1410,7 +1410,7 @@ mod tests {
         }
         // Work, which varies by some percent; which is as steady from second to second, and slower for half a minute; or is asked for by
         // somebody else, for whom the program waits.
-        let varied = |t: u64| if t.is_multiple_of(3) { 38.0 } else { 41.0 };
+        let varied = |t: u64| if t % 3 == 0 { 38.0 } else { 41.0 };
         for s in [
             lines(96, 1.0, 0.0, varied),
             lines(96, 1.0, 0.0, |t| if t / 24 == 1 { 39.0 } else { 40.0 }),
@@ -1564,7 +1564,7 @@ mod tests {
                     let block = (t - 1) / 4;
                     let n = 1000.0 * (1.0 + 0.2 * (block % 3) as f64);
                     let side = (t - 1) / in_a_row;
-                    let noise = if side.is_multiple_of(2) { 1.14 } else { 0.86 };
+                    let noise = if side % 2 == 0 { 1.14 } else { 0.86 };
                     vec![
                         ("sockets.segments", n),
                         ("io.bytes", 900.0 * n),
@@ -1764,7 +1764,7 @@ mod tests {
             let s = series_of(seconds, |t| {
                 let block = (t - 1) / 4;
                 let calls = 1000.0 * [1.0, 1.0 + moves, 1.0 - moves, 1.0 + moves / 2.0][(block % 4) as usize];
-                let burst = if block.is_multiple_of(3) { by } else { 1.0 };
+                let burst = if block % 3 == 0 { by } else { 1.0 };
                 vec![("io.write_calls", calls), ("io.bytes", 100.0 * calls * burst)]
             });
             let assessed = [(bytes, &good(0.05, 1.0)), (calls, of_calls)];

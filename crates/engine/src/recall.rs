@@ -378,12 +378,12 @@ impl Engine {
         let Some(w) = self.workloads.get_mut(id) else {
             return;
         };
-        if let Some(chosen) = &w.meter
-            && !w.open.contains(&chosen.candidate.id)
-        {
-            let meter = chosen.candidate.id.clone();
-            w.open.push(meter.clone());
-            self.out.push(Command::OpenMeter(id.clone(), meter));
+        if let Some(chosen) = &w.meter {
+            if !w.open.contains(&chosen.candidate.id) {
+                let meter = chosen.candidate.id.clone();
+                w.open.push(meter.clone());
+                self.out.push(Command::OpenMeter(id.clone(), meter));
+            }
         }
     }
 }

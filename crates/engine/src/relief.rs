@@ -397,7 +397,9 @@ impl Engine {
             return false;
         };
         e.borrowed.push((id.clone(), meter.clone()));
-        for other in w.open.extract_if(.., |m| *m != meter) {
+        let (kept, closed): (Vec<_>, Vec<_>) = w.open.drain(..).partition(|m| *m == meter);
+        w.open = kept;
+        for other in closed {
             self.out.push(Command::CloseMeter(id.clone(), other));
         }
         true

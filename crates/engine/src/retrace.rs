@@ -91,20 +91,20 @@ fn scale_of(wanted: f64, evidence: impl Fn(f64) -> Option<f64>, agrees: impl Fn(
             continue;
         };
         let above = found - wanted;
-        if let Some((last, last_above)) = before
-            && (last_above <= 0.0) != (above <= 0.0)
-        {
-            let (mut left, mut right) = (last, scale);
-            for _ in 0..HALVINGS {
-                let middle = (left + right) / 2.0;
-                match evidence(middle) {
-                    Some(e) if (e - wanted <= 0.0) == (last_above <= 0.0) => left = middle,
-                    Some(_) => right = middle,
-                    None => break,
+        if let Some((last, last_above)) = before {
+            if (last_above <= 0.0) != (above <= 0.0) {
+                let (mut left, mut right) = (last, scale);
+                for _ in 0..HALVINGS {
+                    let middle = (left + right) / 2.0;
+                    match evidence(middle) {
+                        Some(e) if (e - wanted <= 0.0) == (last_above <= 0.0) => left = middle,
+                        Some(_) => right = middle,
+                        None => break,
+                    }
                 }
-            }
-            if let Some(scale) = [left, right].into_iter().find(|s| agrees(*s)) {
-                return Some(scale);
+                if let Some(scale) = [left, right].into_iter().find(|s| agrees(*s)) {
+                    return Some(scale);
+                }
             }
         }
         before = Some((scale, above));

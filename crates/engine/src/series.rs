@@ -191,11 +191,11 @@ impl Series {
     pub(crate) fn spans(&self, meter: &MeterId, from: Nanoseconds, to: Nanoseconds) -> SpanSums {
         let mut all = SpanSums::default();
         for i in self.within(from, to) {
-            if let Some(spans) = &i.spans
-                && all.sums.add(i, meter)
-            {
-                all.histogram.add_spans(spans);
-                all.number += spans.number(i.cpu);
+            if let Some(spans) = &i.spans {
+                if all.sums.add(i, meter) {
+                    all.histogram.add_spans(spans);
+                    all.number += spans.number(i.cpu);
+                }
             }
         }
         all

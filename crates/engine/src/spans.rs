@@ -406,7 +406,7 @@ mod tests {
     fn second(end: u64, spans: u64, length: f64, tail: f64, work: f64) -> Interval {
         let mut histogram = SpanHistogram::default();
         for k in 0..spans {
-            let times = if k.is_multiple_of(50) { tail } else { 1.0 };
+            let times = if k % 50 == 0 { tail } else { 1.0 };
             histogram.add((length * times * 1e6) as u64);
         }
         Interval {

@@ -634,14 +634,14 @@ impl Engine {
             ..launch
         });
         let now = self.now;
-        if let Some(experiment) = started
-            && let Some(e) = self.experiments.get_mut(&experiment)
-        {
-            let staged = Staged::new(parts, shares, plan, Nanoseconds::from_secs_f64(interval));
-            let need = e.roll_out(staged, now);
-            self.starts.note(now, self.domain_of(best), 1.0);
-            self.decide_all(&ids, Stage::Trying, &text, false);
-            self.meet(experiment, need);
+        if let Some(experiment) = started {
+            if let Some(e) = self.experiments.get_mut(&experiment) {
+                let staged = Staged::new(parts, shares, plan, Nanoseconds::from_secs_f64(interval));
+                let need = e.roll_out(staged, now);
+                self.starts.note(now, self.domain_of(best), 1.0);
+                self.decide_all(&ids, Stage::Trying, &text, false);
+                self.meet(experiment, need);
+            }
         }
     }
 
@@ -892,10 +892,10 @@ impl Engine {
                 .workloads
                 .get(rail.workload())
                 .and_then(|w| w.sample.as_ref());
-            if let Some(Err(why)) = sample.and_then(|s| s.spans.as_ref())
-                && rail.refuse(why)
-            {
-                told.push((rail.workload().clone(), why.clone()));
+            if let Some(Err(why)) = sample.and_then(|s| s.spans.as_ref()) {
+                if rail.refuse(why) {
+                    told.push((rail.workload().clone(), why.clone()));
+                }
             }
         }
         for (workload, why) in told {
@@ -979,12 +979,12 @@ impl Engine {
         // Whoever has the name of one that ended is another, with meters of its own.
         let own = |m: &&Meaning| m.has_opened() && !e.orphans.contains(m.workload());
         for meaning in e.meanings.iter().filter(own) {
-            if let Some(w) = self.workloads.get_mut(meaning.workload())
-                && w.open.contains(meaning.beside())
-            {
-                w.open.retain(|m| m != meaning.beside());
-                let (id, meter) = (meaning.workload().clone(), meaning.beside().clone());
-                self.out.push(Command::CloseMeter(id, meter));
+            if let Some(w) = self.workloads.get_mut(meaning.workload()) {
+                if w.open.contains(meaning.beside()) {
+                    w.open.retain(|m| m != meaning.beside());
+                    let (id, meter) = (meaning.workload().clone(), meaning.beside().clone());
+                    self.out.push(Command::CloseMeter(id, meter));
+                }
             }
         }
     }
@@ -1020,13 +1020,11 @@ impl Engine {
     /// Closes the meters that a trial had opened, unless their workloads are looked at themselves by now.
     pub(crate) fn return_meters(&mut self, borrowed: &[(WorkloadId, MeterId)]) {
         for (id, meter) in borrowed {
-            if let Some(w) = self.workloads.get_mut(id)
-                && !w.gone
-                && matches!(w.stage, Stage::Declined | Stage::Ignored)
-                && w.open.contains(meter)
-            {
-                w.open.retain(|m| m != meter);
-                self.out.push(Command::CloseMeter(id.clone(), meter.clone()));
+            if let Some(w) = self.workloads.get_mut(id) {
+                if !w.gone && matches!(w.stage, Stage::Declined | Stage::Ignored) && w.open.contains(meter) {
+                    w.open.retain(|m| m != meter);
+                    self.out.push(Command::CloseMeter(id.clone(), meter.clone()));
+                }
             }
         }
     }
@@ -1184,7 +1182,7 @@ impl Engine {
             Need::Nothing => {}
             Need::Switch { on } => self.switch_all(&switched, on),
             Need::Begin { block, on, switch } => {
-                let record = (block > 0 && block.is_multiple_of(8)).then(|| self.record(e, None));
+                let record = (block > 0 && block % 8 == 0).then(|| self.record(e, None));
                 self.out.push(Command::NoteCoin {
                     experiment: id,
                     block,
@@ -1241,12 +1239,12 @@ impl Engine {
 
     pub(crate) fn on_advanced(&mut self, action: ActionId, direction: Direction, progress: &Progress) {
         self.account(action, progress);
-        if direction == Direction::Apply
-            && let Some(e) = self.experiments.values_mut().find(|e| e.owns(action))
-            && matches!(e.phase, Phase::Preparing)
-            && progress.total > 0
-        {
-            e.prepared = progress.finished as f64 / progress.total as f64;
+        if direction == Direction::Apply {
+            if let Some(e) = self.experiments.values_mut().find(|e| e.owns(action)) {
+                if matches!(e.phase, Phase::Preparing) && progress.total > 0 {
+                    e.prepared = progress.finished as f64 / progress.total as f64;
+                }
+            }
         }
     }
 
@@ -2047,8 +2045,10 @@ impl Engine {
                 self.judge_by_cpu(e, id, &text);
                 continue;
             }
-            if blamed && let Some(w) = self.workloads.get_mut(id) {
-                w.alone_until = now + ALONE;
+            if blamed {
+                if let Some(w) = self.workloads.get_mut(id) {
+                    w.alone_until = now + ALONE;
+                }
             }
             if !self.goes_on_alone(e, verdict, m) {
                 if verdict != Verdict::Aborted {
@@ -2069,10 +2069,10 @@ impl Engine {
             } else {
                 self.back_off(Verdict::Inconclusive, 1).max(ALONE)
             };
-            if let Some(w) = self.workloads.get_mut(id)
-                && (e.own_end || verdict != Verdict::Aborted)
-            {
-                w.alone_until = now + apart;
+            if let Some(w) = self.workloads.get_mut(id) {
+                if e.own_end || verdict != Verdict::Aborted {
+                    w.alone_until = now + apart;
+                }
             }
             self.decide(id, stage, text, false);
             self.look_further(id, e.washout);
@@ -2100,11 +2100,11 @@ impl Engine {
         );
         self.decide(workload, Stage::Observed, text, false);
         let now = self.now;
-        if let Some(w) = self.workloads.get_mut(workload)
-            && self.policy.mode != Mode::Calibrate
-        {
-            // A placebo changes nothing: what was read meanwhile is passive history.
-            w.retry_at = now;
+        if let Some(w) = self.workloads.get_mut(workload) {
+            if self.policy.mode != Mode::Calibrate {
+                // A placebo changes nothing: what was read meanwhile is passive history.
+                w.retry_at = now;
+            }
         }
     }
 

@@ -477,11 +477,10 @@ impl Watch {
                 continue;
             };
             let sums = series.sums(&m.meter, from, now);
-            if sums.seconds >= span
-                && sums.cpu >= floor * sums.seconds
-                && let Some(score) = m.objective.score(&sums)
-            {
-                tripped |= breaker.trips(score);
+            if sums.seconds >= span && sums.cpu >= floor * sums.seconds {
+                if let Some(score) = m.objective.score(&sums) {
+                    tripped |= breaker.trips(score);
+                }
             }
         }
         tripped

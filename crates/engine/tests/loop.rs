@@ -818,7 +818,7 @@ impl World {
         let mut histogram = SpanHistogram::default();
         let number = (0.3 * rate / together) as u64;
         for k in 0..number {
-            let long = if k.is_multiple_of(50) { 4.0 * tail } else { 1.0 };
+            let long = if k % 50 == 0 { 4.0 * tail } else { 1.0 };
             histogram.add((1e6 * long * together * wobble) as u64);
         }
         Some(Ok(Spans::of(&histogram, Nanoseconds::from_millis(1))))
@@ -838,12 +838,9 @@ impl World {
         for _ in 0..seconds {
             self.second += 1;
             let second = self.second;
-            let due: Vec<Event> = self
-                .later
-                .extract_if(.., |(at, _)| *at <= second)
-                .map(|(_, e)| e)
-                .collect();
-            self.pending.extend(due);
+            let (due, later): (Vec<_>, Vec<_>) = self.later.drain(..).partition(|(at, _)| *at <= second);
+            self.later = later;
+            self.pending.extend(due.into_iter().map(|(_, e)| e));
             let snapshot = self.snapshot();
             self.step(Event::Sampled(Box::new(snapshot)));
             for _ in 0..64 {

@@ -359,8 +359,7 @@ fn lived<S: Subject>(
     make: impl Fn(u64) -> Result<S, WorldError>,
 ) -> Result<(Life, bool), CampaignError> {
     let mut life = live(seed, options.hours, &make)?;
-    let twice =
-        options.repeat_every > 0 && seed.is_multiple_of(options.repeat_every) && life.violations.is_empty();
+    let twice = options.repeat_every > 0 && seed % options.repeat_every == 0 && life.violations.is_empty();
     if twice {
         let again = live(seed, options.hours, &make)?;
         if (again.hash, again.lines) != (life.hash, life.lines) {
@@ -626,10 +625,10 @@ impl<S: Subject> Run<S> {
             if self.clock.now() > self.horizon || !self.checkers.found().is_empty() {
                 return Ok(());
             }
-            while let Some(first) = self.schedule.first().copied()
-                && first.0 <= self.clock.now()
-                && self.clock.now() < self.horizon
-            {
+            while let Some(first) = self.schedule.first().copied() {
+                if first.0 > self.clock.now() || self.clock.now() >= self.horizon {
+                    break;
+                }
                 self.schedule.remove(&first);
                 self.happen(first.2)?;
             }
@@ -733,7 +732,7 @@ impl<S: Subject> Run<S> {
             let down = Nanoseconds::from_secs_f64(self.random.exponential() * 60.0);
             self.subject.advance_to(self.clock.now() + down);
         }
-        if !first && self.random.next_u64().is_multiple_of(3) {
+        if !first && self.random.next_u64() % 3 == 0 {
             self.restore_by_hand();
         }
         for _ in 0..STARTS_MAX {
@@ -1119,7 +1118,7 @@ impl<S: Subject> Run<S> {
             }
             Kind::CrashAtJournal => self.faults.crash_after_steps(self.random.next_u64() % 40),
             Kind::Restart => {
-                let keep = self.random.next_u64().is_multiple_of(3);
+                let keep = self.random.next_u64() % 3 == 0;
                 self.orderly_restart(keep)?;
             }
             Kind::Pause => {
@@ -1342,10 +1341,9 @@ impl<S: Subject> Run<S> {
                 ),
             );
         }
-        if let Some(owed) = self.on_disk()
-            && let Some((id, (workload, state))) = owed.first_key_value()
-        {
-            self.report(
+        if let Some(owed) = self.on_disk() {
+            if let Some((id, (workload, state))) = owed.first_key_value() {
+                self.report(
                 Invariant::Liveness,
                 "undo",
                 format!(
@@ -1353,6 +1351,7 @@ impl<S: Subject> Run<S> {
                     owed.len()
                 ),
             );
+            }
         }
     }
 }
@@ -1422,7 +1421,7 @@ impl Drawn {
                 // Four of them fit on one node, with room for what forks.
                 private_mib: (256 << (random.next_u64() % 4)).min(smallest / 8),
                 // A third of the programs have all their memory on one node, where it may be wrong.
-                memory_on: if random.next_u64().is_multiple_of(3) {
+                memory_on: if random.next_u64() % 3 == 0 {
                     (0..nodes as usize)
                         .map(|n| f64::from(u8::from(n == node)))
                         .collect()
@@ -1445,7 +1444,7 @@ impl Drawn {
                 age_s: 100.0,
                 ..ProgramSpec::default()
             };
-            program.choice.never = random.next_u64().is_multiple_of(16);
+            program.choice.never = random.next_u64() % 16 == 0;
             spec.programs.push(program);
         }
         let names = spec.programs.iter().map(|p| p.name.clone()).collect();
@@ -1595,7 +1594,7 @@ impl Subject for Drawn {
         let change = match kind {
             Kind::PersonChanges => match random.next_u64() % 8 {
                 0 | 1 => PersonChange::BindThreads {
-                    cpus: (!random.next_u64().is_multiple_of(4)).then(|| some_cpus(random, self.cpus)),
+                    cpus: (random.next_u64() % 4 != 0).then(|| some_cpus(random, self.cpus)),
                     program,
                 },
                 2 => PersonChange::BindMemory {

@@ -365,14 +365,12 @@ impl Checkers {
         }
         acted.direction = direction;
         acted.orphan_since = None;
-        if let Some(since) = acted.off_since
-            && direction == Direction::Apply
-            && call.reached
-            && acted.kept()
-        {
-            acted.probed.0 += 1;
-            acted.probed.1 += at - since;
-            self.truth.probes += 1;
+        if let Some(since) = acted.off_since {
+            if direction == Direction::Apply && call.reached && acted.kept() {
+                acted.probed.0 += 1;
+                acted.probed.1 += at - since;
+                self.truth.probes += 1;
+            }
         }
         match direction {
             Direction::Apply if call.reached => {

@@ -212,10 +212,7 @@ impl FaultPlan {
     /// log-uniform in the range of the kind.
     pub fn swarm(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x5357_4152_4d00_0000);
-        let alone = random
-            .next_u64()
-            .is_multiple_of(8)
-            .then(|| pick(&mut random, &Kind::ALL));
+        let alone = (random.next_u64() % 8 == 0).then(|| pick(&mut random, &Kind::ALL));
         let mut rates = BTreeMap::new();
         for kind in Kind::ALL {
             let (coin, place) = (random.coin(), random.uniform());
@@ -882,10 +879,10 @@ impl<P: Sensors, C: Clock> Sensors for Faulty<P, C> {
             if s.strikes(Kind::SampleLost) || now < s.sensors_out_until {
                 return Err(refused(&mut s.random, "a sample"));
             }
-            if s.strikes(Kind::StaleSample)
-                && let Some(stale) = s.last.clone()
-            {
-                return Ok(stale);
+            if s.strikes(Kind::StaleSample) {
+                if let Some(stale) = s.last.clone() {
+                    return Ok(stale);
+                }
             }
         }
         let result = self.inner.sample(request);
@@ -1023,18 +1020,18 @@ impl State {
         }
         if self.strikes(Kind::WorkloadMissed) {
             let n = self.random.next_u64() as usize;
-            if let Some(list) = &mut snapshot.workloads
-                && !list.is_empty()
-            {
-                let gone = list.remove(n % list.len());
-                snapshot.samples.retain(|s| s.id != gone.id);
+            if let Some(list) = &mut snapshot.workloads {
+                if !list.is_empty() {
+                    let gone = list.remove(n % list.len());
+                    snapshot.samples.retain(|s| s.id != gone.id);
+                }
             }
         }
         if self.strikes(Kind::DuplicateWorkloads) {
-            if let Some(list) = &mut snapshot.workloads
-                && let Some(one) = list.first().cloned()
-            {
-                list.push(one);
+            if let Some(list) = &mut snapshot.workloads {
+                if let Some(one) = list.first().cloned() {
+                    list.push(one);
+                }
             }
             if let Some(one) = snapshot.samples.first().cloned() {
                 snapshot.samples.push(one.clone());
@@ -1071,11 +1068,12 @@ impl State {
                 _ => sample.meters.iter_mut().for_each(|m| m.work = bad_number(random)),
             }
         }
-        if let Some(list) = &mut snapshot.workloads
-            && random.next_u64().is_multiple_of(4)
-            && let Some(one) = list.first_mut()
-        {
-            one.processes.clear();
+        if let Some(list) = &mut snapshot.workloads {
+            if random.next_u64() % 4 == 0 {
+                if let Some(one) = list.first_mut() {
+                    one.processes.clear();
+                }
+            }
         }
     }
 

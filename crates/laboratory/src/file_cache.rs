@@ -314,9 +314,10 @@ pub fn run(load: &Load, tuning: &Tuning) -> Run {
             change(&mut pools, &wants, &piece.wants);
             wants = piece.wants;
         }
-        while let Some((due, share)) = pending.front().copied()
-            && due <= tick
-        {
+        while let Some((due, share)) = pending.front().copied() {
+            if due > tick {
+                break;
+            }
             pools.set_ceiling(share);
             pending.pop_front();
         }
@@ -331,7 +332,7 @@ pub fn run(load: &Load, tuning: &Tuning) -> Run {
         point.paged_in += pools.faults();
         point.paged_out += pools.paged_out();
         let end_s = (tick + 1) as f64 * TICK_S;
-        if (tick + 1).is_multiple_of(TICKS_PER_POINT) {
+        if (tick + 1) % TICKS_PER_POINT == 0 {
             let part = 1.0 / TICKS_PER_POINT as f64;
             out.points.push(Point {
                 at_s: end_s,
@@ -345,7 +346,7 @@ pub fn run(load: &Load, tuning: &Tuning) -> Run {
             });
             point = Point::default();
         }
-        if every.is_some_and(|every| (tick + 1).is_multiple_of(every)) {
+        if every.is_some_and(|every| (tick + 1) % every == 0) {
             let seen = std::mem::take(&mut counted).blurred(&mut random, tuning.noise);
             let at = Nanoseconds::from_millis((tick + 1) * TICK_MS);
             if let Some(share) = rules.step(at, &seen, &pools) {

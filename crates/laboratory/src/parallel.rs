@@ -71,9 +71,8 @@ mod tests {
         for threads in [1, 2, 7, 1000] {
             let mut seen = Vec::new();
             // The first of every ten takes longest, so the others overtake it.
-            let work = |i: u64| {
-                (0..if i.is_multiple_of(10) { 200_000 } else { 10 }).fold(i, |a, b| a ^ (b & 1) ^ (b & 1))
-            };
+            let work =
+                |i: u64| (0..if i % 10 == 0 { 200_000 } else { 10 }).fold(i, |a, b| a ^ (b & 1) ^ (b & 1));
             in_order(3..50, threads, &work, &mut |index, value| {
                 assert_eq!(index, value);
                 seen.push(index);

@@ -247,10 +247,10 @@ pub enum RunError {
 /// tested of it is its order.
 pub(crate) fn scratch(prefix: &str) -> Result<TempDir, std::io::Error> {
     let memory = Path::new("/dev/shm");
-    if memory.is_dir()
-        && let Ok(directory) = TempDir::with_prefix_in(prefix, memory)
-    {
-        return Ok(directory);
+    if memory.is_dir() {
+        if let Ok(directory) = TempDir::with_prefix_in(prefix, memory) {
+            return Ok(directory);
+        }
     }
     TempDir::with_prefix(prefix)
 }

@@ -84,7 +84,7 @@ fn main() {
                 .saturating_duration_since(Instant::now()),
         );
         let Ok(seen) = platform.sample(&SampleRequest {
-            scan: number.is_multiple_of(((5.0 / every) as u32).max(1)),
+            scan: number % ((5.0 / every) as u32).max(1) == 0,
             detail: vec![workload.clone()],
         }) else {
             return;

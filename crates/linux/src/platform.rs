@@ -548,11 +548,10 @@ impl LinuxPlatform {
     fn glance(&mut self, process: ProcessId) -> Option<Glance> {
         let now = self.clock.now();
         let resident_pages = self.processes.as_ref()?.resident_pages(process);
-        if let Some(done) = self.glances.get(&process)
-            && resident_pages == Some(done.resident_pages)
-            && now.saturating_sub(done.at) < GLANCE_REST
-        {
-            return Some(done.glance);
+        if let Some(done) = self.glances.get(&process) {
+            if resident_pages == Some(done.resident_pages) && now.saturating_sub(done.at) < GLANCE_REST {
+                return Some(done.glance);
+            }
         }
         let glance = regions::glance(&self.root, process, &mut self.buffer)?;
         if let Some(resident_pages) = resident_pages {
@@ -568,10 +567,10 @@ impl LinuxPlatform {
 
     fn rollup(&mut self, process: ProcessId) -> Option<Rollup> {
         let begin = self.clock.now();
-        if let Some(done) = self.rollups.get(&process)
-            && begin - done.at < done.took * ROLLUP_REST
-        {
-            return (!self.split_since.contains(&process)).then_some(*done);
+        if let Some(done) = self.rollups.get(&process) {
+            if begin - done.at < done.took * ROLLUP_REST {
+                return (!self.split_since.contains(&process)).then_some(*done);
+            }
         }
         let root = self.root.clone();
         // Under the process's mmap_lock; a large process takes its time. When it cannot be read now the share of
@@ -605,20 +604,20 @@ impl LinuxPlatform {
                     open.busy = None;
                     let at = self.clock.now();
                     let counted = open.meter.counted();
-                    if let Some((before, then)) = open.last.replace((count, at))
+                    if let Some((before, then)) = open.last.replace((count, at)) {
                         // Without, the next interval begins here all the same.
-                        && let Some(counted) = counted
-                    {
-                        let work = count - before;
-                        // A counter that went back was restarted: this interval says nothing.
-                        if work >= 0.0 && work.is_finite() && at > then {
-                            sample.meters.push(MeterReading {
-                                meter: id.clone(),
-                                work,
-                                interval: at - then,
-                                counted,
-                                lag: open.meter.lag(),
-                            });
+                        if let Some(counted) = counted {
+                            let work = count - before;
+                            // A counter that went back was restarted: this interval says nothing.
+                            if work >= 0.0 && work.is_finite() && at > then {
+                                sample.meters.push(MeterReading {
+                                    meter: id.clone(),
+                                    work,
+                                    interval: at - then,
+                                    counted,
+                                    lag: open.meter.lag(),
+                                });
+                            }
                         }
                     }
                 }

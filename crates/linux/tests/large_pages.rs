@@ -273,10 +273,10 @@ impl Victim {
         loop {
             line.clear();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the victim ended");
-            if let Some(answer) = line.trim_end().strip_prefix("victim ")
-                && let Ok(number) = answer.parse()
-            {
-                return number;
+            if let Some(answer) = line.trim_end().strip_prefix("victim ") {
+                if let Ok(number) = answer.parse() {
+                    return number;
+                }
             }
         }
     }
@@ -329,12 +329,16 @@ impl Victim {
         let mut kib = 0;
         for line in text.lines() {
             let first = line.split(' ').next().unwrap();
-            if let Some((start, end)) = first.split_once('-')
-                && let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
-            {
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            let area = first
+                .split_once('-')
+                .and_then(|(start, end)| address(start).zip(address(end)));
+            if let Some((start, end)) = area {
                 inside = start < self.start + self.pieces * PIECE && end > self.start;
-            } else if inside && let Some(rss) = line.strip_prefix("Rss:") {
-                kib += rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+            } else if inside {
+                if let Some(rss) = line.strip_prefix("Rss:") {
+                    kib += rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+                }
             }
         }
         kib * 1024

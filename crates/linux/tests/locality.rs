@@ -390,10 +390,10 @@ fn numastat(pid: i32) -> BTreeMap<u32, u64> {
         };
         let size = value("kernelpagesize_kB=").unwrap_or(4) * 1024;
         for word in line.split(' ') {
-            if let Some((node, pages)) = word.strip_prefix('N').and_then(|w| w.split_once('='))
-                && let (Ok(node), Ok(pages)) = (node.parse::<u32>(), pages.parse::<u64>())
-            {
-                *sum.entry(node).or_default() += pages * size;
+            if let Some((node, pages)) = word.strip_prefix('N').and_then(|w| w.split_once('=')) {
+                if let (Ok(node), Ok(pages)) = (node.parse::<u32>(), pages.parse::<u64>()) {
+                    *sum.entry(node).or_default() += pages * size;
+                }
             }
         }
     }

@@ -507,15 +507,14 @@ impl Judge<'_> {
                 .into(),
             );
         }
-        if let Some((moved, error)) = cluster.response
-            && moved > 3.0 * error
-            && moved > 0.5 * self.burden
-        {
-            return Some(format!(
+        if let Some((moved, error)) = cluster.response {
+            if moved > 3.0 * error && moved > 0.5 * self.burden {
+                return Some(format!(
                 "waiting or polling (run {:.1} % more often per CPU second while the program is slowed by {:.1} %)",
                 moved * 100.0,
                 self.burden * 100.0
             ).into());
+            }
         }
         // What runs by a clock is steady, and so is what runs by CPU time: neither is work.
         let slow = cluster.members.iter().all(|m| self.rate(*m) < CLOCK_RATE);

@@ -323,11 +323,12 @@ impl Function {
             somewhere |= step.flow == Flow::Somewhere;
             let next = matches!(step.flow, Flow::On | Flow::Call | Flow::Branch).then(|| step.next());
             for at in next.into_iter().chain(step.to) {
-                if known.len() < AHEAD_FAR
-                    && let Some(to) = self.index(at)
-                    && known.insert(to)
-                {
-                    ways.push_back(to);
+                if known.len() < AHEAD_FAR {
+                    if let Some(to) = self.index(at) {
+                        if known.insert(to) {
+                            ways.push_back(to);
+                        }
+                    }
                 }
             }
         }

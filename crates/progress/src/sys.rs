@@ -56,7 +56,7 @@ impl Mapping {
 
     /// The aligned `u64` at that byte offset; `None` outside the mapping or unaligned.
     pub(crate) fn counter(&self, offset: usize) -> Option<&AtomicU64> {
-        if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.length {
+        if offset % 8 != 0 || offset.checked_add(8)? > self.length {
             return None;
         }
         // SAFETY: inside the mapping (checked above) and aligned, since mappings start at a page; every access

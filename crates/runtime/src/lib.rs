@@ -641,16 +641,17 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 .journal
                 .find(id)
                 .is_some_and(|o| o.state == OwedState::PutBack)
-            && let Err(e) = self.journal.applied(id)
         {
-            // A start that found it put back would take ours for somebody else's, and leave it.
-            let fault = Fault {
-                kind: FaultKind::Journal,
-                text: format!("the journal cannot be written, so nothing is changed: {e}"),
-            };
-            self.journal_result(Err::<(), _>(e));
-            self.events.push_back(Event::Settled(id, direction, Err(fault)));
-            return;
+            if let Err(e) = self.journal.applied(id) {
+                // A start that found it put back would take ours for somebody else's, and leave it.
+                let fault = Fault {
+                    kind: FaultKind::Journal,
+                    text: format!("the journal cannot be written, so nothing is changed: {e}"),
+                };
+                self.journal_result(Err::<(), _>(e));
+                self.events.push_back(Event::Settled(id, direction, Err(fault)));
+                return;
+            }
         }
         let pending = Pending::new(direction, self.clock.now());
         self.pending.insert(id, pending);

@@ -27,7 +27,7 @@ const STUCK: u32 = 10;
 const REGISTER: u64 = 0x1A4;
 /// What the registers hold: a bit that is not about prefetch on every third CPU.
 fn found(cpu: u32) -> u64 {
-    if cpu.is_multiple_of(3) { 0x20 } else { 0 }
+    if cpu % 3 == 0 { 0x20 } else { 0 }
 }
 
 fn register(machine: &Path, cpu: u32) -> PathBuf {

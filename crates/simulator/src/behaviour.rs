@@ -113,11 +113,7 @@ impl Modulation {
             }
             Self::Bursty { low, on_s, off_s } => {
                 while cursor.until_s <= now_s {
-                    let mean = if cursor.index.is_multiple_of(2) {
-                        on_s
-                    } else {
-                        off_s
-                    };
+                    let mean = if cursor.index % 2 == 0 { on_s } else { off_s };
                     // Exponential, but neither a blink nor for ever.
                     let length = -draws.uniform(cursor.index).ln() * mean;
                     cursor.until_s += length.clamp(mean * 0.1, mean * 5.0);
@@ -417,10 +413,10 @@ impl ProgramSpec {
             range("meters.cv", meter.cv, 0.0, 10.0);
             range("meters.bias", meter.bias, 0.0, 0.5);
         }
-        if let Load::Open { per_s, busy } = self.load
-            && per_s.is_some() == busy.is_some()
-        {
-            wrong.push("load: an open load needs either per_s or busy".into());
+        if let Load::Open { per_s, busy } = self.load {
+            if per_s.is_some() == busy.is_some() {
+                wrong.push("load: an open load needs either per_s or busy".into());
+            }
         }
         if self.name.is_empty() || self.name.contains(char::is_whitespace) {
             wrong.push(format!("name = {:?}: a name without spaces is needed", self.name));

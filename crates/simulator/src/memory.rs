@@ -154,7 +154,7 @@ impl Segment {
     pub fn piece_at(&self, address: u64) -> Option<usize> {
         let offset = address.checked_sub(self.base)?;
         let index = (offset / self.piece) as usize;
-        (offset.is_multiple_of(self.piece) && index < self.pieces()).then_some(index)
+        (offset % self.piece == 0 && index < self.pieces()).then_some(index)
     }
     /// Address of a piece.
     pub fn address_of(&self, piece: usize) -> u64 {

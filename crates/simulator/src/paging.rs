@@ -233,11 +233,11 @@ impl TwoPool {
         if above > 0.0 {
             self.file -= above.min(DRAIN * TICK_S);
         }
-        if let Some(c) = self.spec.controller
-            && at_s + 1e-9 >= self.next_control_s
-        {
-            self.next_control_s += c.every_s;
-            self.control(c.step);
+        if let Some(c) = self.spec.controller {
+            if at_s + 1e-9 >= self.next_control_s {
+                self.next_control_s += c.every_s;
+                self.control(c.step);
+            }
         }
     }
 

@@ -1008,10 +1008,10 @@ impl Beside {
             let value = of(name).cloned().unwrap_or_default();
             rejected(&argument(action, name), value, why)
         };
-        if action.effector.as_str() != "thread_placement"
-            && let Some(name) = action.arguments.keys().next()
-        {
-            return Err(wrong(name, "it takes none"));
+        if action.effector.as_str() != "thread_placement" {
+            if let Some(name) = action.arguments.keys().next() {
+                return Err(wrong(name, "it takes none"));
+            }
         }
         let grouped = match of("group_by").map(String::as_str) {
             None => false,
@@ -1972,8 +1972,7 @@ fn memory_targets<'a>(world: &World, action: &'a Action) -> Result<&'a [MemoryTa
     }
     let size = world.memory.piece().0;
     for target in targets {
-        if !target.pieces.is_sorted_by(|a, b| a < b) || target.pieces.iter().any(|p| !p.is_multiple_of(size))
-        {
+        if !target.pieces.is_sorted_by(|a, b| a < b) || target.pieces.iter().any(|p| p % size != 0) {
             let whose = format!("pieces of process {}", target.process);
             return Err(rejected(
                 what,

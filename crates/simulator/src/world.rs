@@ -917,10 +917,10 @@ impl World {
             }
             Event::Phase(p, generation, index) => {
                 let phase = self.spec(p).and_then(|s| s.phases.get(index)).cloned();
-                if let Some(phase) = phase
-                    && self.programs.get(p).is_some_and(|p| p.generation == generation)
-                {
-                    self.change_phase(p, phase.profile.as_deref(), phase.load);
+                if let Some(phase) = phase {
+                    if self.programs.get(p).is_some_and(|p| p.generation == generation) {
+                        self.change_phase(p, phase.profile.as_deref(), phase.load);
+                    }
                 }
             }
             Event::Modulate(p, generation) => {
@@ -980,7 +980,7 @@ impl World {
         while paging && self.now_ns < until {
             let tick_ns = (TICK_S * 1e9) as u64;
             let end = ((self.now_ns / tick_ns + 1) * tick_ns).min(until);
-            if self.now_ns.is_multiple_of(tick_ns) {
+            if self.now_ns % tick_ns == 0 {
                 self.tick_pools();
             }
             self.stretch(end);
@@ -1465,10 +1465,10 @@ impl World {
             }
             return Err(refused(source));
         }
-        if let Kind::MemoryWriter { working_pages, .. } = spec.kind
-            && let Some(pools) = &mut self.pools
-        {
-            pools.populate(working_pages as f64);
+        if let Kind::MemoryWriter { working_pages, .. } = spec.kind {
+            if let Some(pools) = &mut self.pools {
+                pools.populate(working_pages as f64);
+            }
         }
         if let Some(program) = self.programs.get_mut(p) {
             program.alive = Some(alive);
@@ -1496,10 +1496,10 @@ impl World {
         for (index, phase) in spec.phases.iter().enumerate() {
             self.schedule_s(now_s + phase.after_s, Event::Phase(p, generation, index));
         }
-        if let Some(end) = spec.end_s
-            && end > now_s
-        {
-            self.schedule_s(end, Event::End(p));
+        if let Some(end) = spec.end_s {
+            if end > now_s {
+                self.schedule_s(end, Event::End(p));
+            }
         }
         if let Some(every) = spec.restart_every_s {
             self.schedule_s(now_s + every, Event::Restart(p, generation));
@@ -1613,10 +1613,10 @@ impl World {
             for s in alive.segments() {
                 self.memory.release(s);
             }
-            if let Some(pools) = &mut self.pools
-                && writers > 0.0
-            {
-                pools.free(mine / writers);
+            if let Some(pools) = &mut self.pools {
+                if writers > 0.0 {
+                    pools.free(mine / writers);
+                }
             }
             self.dirty = true;
         }
@@ -1980,17 +1980,17 @@ impl World {
 
     /// The program's threads may meet memory that is locked for so long, to which this share of its accesses goes.
     pub(crate) fn stall(&mut self, p: usize, seconds: f64, weight: f64) {
-        if let Some(program) = self.programs.get_mut(p)
-            && seconds > 0.0
-        {
-            // A thread runs until its first access to the locked memory, then waits for the rest of the time.
-            let accesses = ACCESSES_PER_S * weight.clamp(0.0, 1.0) * seconds;
-            let share = if accesses > 1e-6 {
-                1.0 - (1.0 - (-accesses).exp()) / accesses
-            } else {
-                accesses / 2.0
-            };
-            program.debt_s += seconds * share;
+        if let Some(program) = self.programs.get_mut(p) {
+            if seconds > 0.0 {
+                // A thread runs until its first access to the locked memory, then waits for the rest of the time.
+                let accesses = ACCESSES_PER_S * weight.clamp(0.0, 1.0) * seconds;
+                let share = if accesses > 1e-6 {
+                    1.0 - (1.0 - (-accesses).exp()) / accesses
+                } else {
+                    accesses / 2.0
+                };
+                program.debt_s += seconds * share;
+            }
         }
     }
 

@@ -113,11 +113,11 @@ impl Discovery {
     pub fn record(&mut self, accepted: bool) {
         self.tries = self.tries.saturating_add(1);
         self.accepts = self.accepts.saturating_add(u32::from(accepted));
-        if let Rule::ELond { epoch, .. } = self.rule
-            && self.tries >= epoch
-        {
-            self.tries = 0;
-            self.accepts = 0;
+        if let Rule::ELond { epoch, .. } = self.rule {
+            if self.tries >= epoch {
+                self.tries = 0;
+                self.accepts = 0;
+            }
         }
     }
 

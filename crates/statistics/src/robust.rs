@@ -177,7 +177,7 @@ pub fn median(xs: &[f64]) -> f64 {
     if values.is_empty() {
         return f64::NAN;
     }
-    let even = values.len().is_multiple_of(2);
+    let even = values.len() % 2 == 0;
     let (below, upper, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
     let upper = *upper;
     // Of an even number the mean of the two in the middle; the lower one is the largest of those below.

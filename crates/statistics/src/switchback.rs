@@ -942,17 +942,17 @@ impl Forecaster {
                 *sum += ((centred - level).abs() / block_scale).min(4.0);
             }
         }
-        if let Some((before, y)) = self.recent.last()
-            && *before != arm
-        {
-            self.differences
-                .push(arm.sign() * (score.max(least) - y.max(least)));
-            if self.differences.len() > DIFFERENCES_MAX {
-                self.differences.remove(0);
+        if let Some((before, y)) = self.recent.last() {
+            if *before != arm {
+                self.differences
+                    .push(arm.sign() * (score.max(least) - y.max(least)));
+                if self.differences.len() > DIFFERENCES_MAX {
+                    self.differences.remove(0);
+                }
+                let n = self.differences.len() as f64;
+                let ratio = pair_scale / effect_prior;
+                self.theta = median(&self.differences) * n / (n + ratio * ratio);
             }
-            let n = self.differences.len() as f64;
-            let ratio = pair_scale / effect_prior;
-            self.theta = median(&self.differences) * n / (n + ratio * ratio);
         }
         self.recent.push((arm, score));
         if self.recent.len() > WINDOWS[2] {

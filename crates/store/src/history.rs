@@ -481,10 +481,12 @@ impl History {
 
     /// Takes the migration steps up to `target`, each in a transaction of its own.
     fn migrate(&mut self, target: u32) -> Result<(), HistoryError> {
-        while let version = self.version()?
-            && version < target
-            && let Some(step) = MIGRATIONS.get(version as usize)
-        {
+        loop {
+            let version = self.version()?;
+            let step = MIGRATIONS.get(version as usize).filter(|_| version < target);
+            let Some(step) = step else {
+                return Ok(());
+            };
             self.in_transaction(|t| {
                 // Another process may have taken this step while we waited for the lock.
                 let now: u32 = t.query_row("PRAGMA user_version", [], |r| r.get(0))?;
@@ -495,7 +497,6 @@ impl History {
                 Ok(())
             })?;
         }
-        Ok(())
     }
 
     fn version(&self) -> Result<u32, HistoryError> {

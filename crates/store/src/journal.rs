@@ -607,13 +607,13 @@ impl Journal {
             Some(file) => file.metadata().map_err(|e| io_error(&path, "examine", e))?.len(),
             None => 0,
         };
-        if !reading.is_whole()
-            && let Some(file) = &file
-        {
-            // On a full disk there may be no room for a copy. Then the damaged file itself stays as it is:
-            // records are appended after the damage and the next start tries again.
-            recovered.set_aside = set_aside(directory, file).ok().flatten();
-            hook(&mut options, "open.after_set_aside").map_err(|e| io_error(&path, "copy", e))?;
+        if !reading.is_whole() {
+            if let Some(file) = &file {
+                // On a full disk there may be no room for a copy. Then the damaged file itself stays as it is:
+                // records are appended after the damage and the next start tries again.
+                recovered.set_aside = set_aside(directory, file).ok().flatten();
+                hook(&mut options, "open.after_set_aside").map_err(|e| io_error(&path, "copy", e))?;
+            }
         }
         let may_rewrite = reading.is_whole() || recovered.set_aside.is_some();
         let unclean =
@@ -887,13 +887,13 @@ impl Journal {
             _ => {}
         }
         let counted = self.count_records(sequence, highest_action, open, kind.counted);
-        if let Err(source) = counted
-            && kind.counted
-        {
-            // The record stays where it is, since the second file may know of it, and goes with the next rewrite.
-            self.sequence = sequence;
-            self.rewrite_first = true;
-            return Err(io_error(&self.directory.join(COUNT_FILE), kind.what, source));
+        if let Err(source) = counted {
+            if kind.counted {
+                // The record stays where it is, since the second file may know of it, and goes with the next rewrite.
+                self.sequence = sequence;
+                self.rewrite_first = true;
+                return Err(io_error(&self.directory.join(COUNT_FILE), kind.what, source));
+            }
         }
         self.end = end;
         self.unterminated = false;
@@ -1186,14 +1186,14 @@ fn load_count(directory: &Path) -> Found {
 
 fn create_directory(directory: &Path) -> Result<(), JournalError> {
     // First: below a directory of somebody else nothing is made.
-    if let Some(above) = directory.parent()
-        && let Some(trust::Distrust { path, why, remedy }) = trust::distrust(above)
-    {
-        let why = format!(
-            "{why}, and so can replace the state directory {}",
-            directory.display()
-        );
-        return Err(JournalError::Insecure { path, why, remedy });
+    if let Some(above) = directory.parent() {
+        if let Some(trust::Distrust { path, why, remedy }) = trust::distrust(above) {
+            let why = format!(
+                "{why}, and so can replace the state directory {}",
+                directory.display()
+            );
+            return Err(JournalError::Insecure { path, why, remedy });
+        }
     }
     DirBuilder::new()
         .recursive(true)
@@ -1361,10 +1361,10 @@ fn load(directory: &Path, boot: &str) -> Result<(Option<File>, line::Reading), J
 /// What the bytes of the journal, or none, and the second file add up to.
 fn reading(journal: Option<&[u8]>, count: &Found, boot: &str) -> line::Reading {
     let mut reading = journal.map_or_else(line::Reading::default, line::decode);
-    if journal.is_none()
-        && let Found::Valid(count) = count
-    {
-        reading.headless = count.expected(boot) > 0;
+    if journal.is_none() {
+        if let Found::Valid(count) = count {
+            reading.headless = count.expected(boot) > 0;
+        }
     }
     reading.hold_against(count, boot);
     reading

@@ -98,7 +98,7 @@ fn experiment(id: u64) -> ExperimentRecord {
         others: Vec::new(),
         members: Vec::new(),
         // Known of every other one; an end may be unbounded.
-        witness: id.is_multiple_of(2).then(|| {
+        witness: (id % 2 == 0).then(|| {
             let effect = |estimate, upper| Effect {
                 estimate,
                 lower: estimate - 0.01,
@@ -113,17 +113,17 @@ fn experiment(id: u64) -> ExperimentRecord {
                 difference: effect(-0.005, 0.002),
             }
         }),
-        spans: if id.is_multiple_of(3) {
+        spans: if id % 3 == 0 {
             vec![spans(None), spans(Some("it has more than 64 threads"))]
         } else {
             Vec::new()
         },
-        waits: if id.is_multiple_of(3) {
+        waits: if id % 3 == 0 {
             vec![waits(true), waits(false)]
         } else {
             Vec::new()
         },
-        meanings: if id.is_multiple_of(2) {
+        meanings: if id % 2 == 0 {
             vec![meaning(None), meaning(Some("the trial protects from a loss"))]
         } else {
             Vec::new()
@@ -165,7 +165,7 @@ fn experiment(id: u64) -> ExperimentRecord {
 fn block(index: u32) -> BlockRecord {
     BlockRecord {
         index,
-        on: index.is_multiple_of(2),
+        on: index % 2 == 0,
         measured_from: Nanoseconds(u64::from(index) * 25_000_000_000),
         measured: Nanoseconds::from_secs(20),
         work: 1.0e6 / 3.0 + f64::from(index),

@@ -272,7 +272,7 @@ fn range_min(seen: &Seen<'_>) -> Bytes {
 
 /// A size as people say it: `2 MiB`.
 fn size_name(bytes: Bytes) -> String {
-    if bytes.0 >= 1 << 20 && bytes.0.is_multiple_of(1 << 20) {
+    if bytes.0 >= 1 << 20 && bytes.0 % (1 << 20) == 0 {
         format!("{} MiB", bytes.0 >> 20)
     } else {
         format!("{} KiB", bytes.0 >> 10)
@@ -373,27 +373,26 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
     } else {
         GAIN_MIN.value(policy)
     };
-    if let Some(counters) = counters
-        && seen.known.is_none()
-        && gain.estimate < least
-    {
-        let link = if counters.busiest_link.is_finite() {
-            format!(
-                ", and the busiest link is {:.0} % full",
-                counters.busiest_link * 100.0
-            )
-        } else {
-            String::new()
-        };
-        return Opinion::Decline(Declined {
-            reason: format!(
-                "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles{link} \
+    if let Some(counters) = counters {
+        if seen.known.is_none() && gain.estimate < least {
+            let link = if counters.busiest_link.is_finite() {
+                format!(
+                    ", and the busiest link is {:.0} % full",
+                    counters.busiest_link * 100.0
+                )
+            } else {
+                String::new()
+            };
+            return Opinion::Decline(Declined {
+                reason: format!(
+                    "no benefit predicted from large pages for {bytes}: page-table walks take {:.1} % of its cycles{link} \
                  ({gain}; at least {:+.1} %)",
-                counters.table_walk_share * 100.0,
-                least * 100.0
-            ),
-            advice,
-        });
+                    counters.table_walk_share * 100.0,
+                    least * 100.0
+                ),
+                advice,
+            });
+        }
     }
     // A part whose own gain drowns in the noise proves nothing about the whole.
     let whole = part < 1.0 && gain.estimate * part < PART_GAIN_MIN.value(policy);

@@ -145,7 +145,7 @@ fn is_recommended(host: &Host<'_>, kib: u64) -> bool {
     let block = text("hpage_pmd_size").trim().parse::<u64>().unwrap_or(PAGE_BLOCK);
     let a_zone = (block / 1024 * BLOCKS_A_ZONE).max(1);
     let is_share = host.facts.memory > 0 && kib.abs_diff(host.facts.memory / 1024 / SHARE_MAX) <= kib / 10;
-    (kib.is_multiple_of(a_zone) && (1..=ZONES_MAX).contains(&(kib / a_zone))) || is_share
+    (kib % a_zone == 0 && (1..=ZONES_MAX).contains(&(kib / a_zone))) || is_share
 }
 
 /// Why the kernel refuses a value that is in range, as another setting or an earlier value stands.

@@ -365,10 +365,10 @@ impl<'t> Host<'t> {
             &setting.shown,
             self.tree,
         );
-        if let (Reading::Different(value), Some(now)) = (&reading, setting.found.value())
-            && let Some(why) = kernel::refuses(&setting.path, value, now, self.tree)
-        {
-            reading = Reading::Refused(why);
+        if let (Reading::Different(value), Some(now)) = (&reading, setting.found.value()) {
+            if let Some(why) = kernel::refuses(&setting.path, value, now, self.tree) {
+                reading = Reading::Refused(why);
+            }
         }
         let plain = setting.tunable.values.normal(text);
         let value = match (written.form, &reading, setting.found.value()) {

@@ -96,16 +96,16 @@ pub fn find(catalogue: &Catalogue, host: &Host<'_>, settings: &[Setting<'_>]) ->
         let Some(value) = setting.found.value() else {
             continue;
         };
-        if let Some(rule) = against(catalogue, &setting.name, value, host)
+        if let Some(rule) = against(catalogue, &setting.name, value, host) {
             // What the kernel does by itself is nobody's stale tuning.
-            && setting.is_changed() != Some(false)
-        {
-            found.push(Finding {
-                trouble: Trouble::WorksAgainst,
-                name: setting.name.clone(),
-                place: format!("= {value}"),
-                text: rule.text.clone(),
-            });
+            if setting.is_changed() != Some(false) {
+                found.push(Finding {
+                    trouble: Trouble::WorksAgainst,
+                    name: setting.name.clone(),
+                    place: format!("= {value}"),
+                    text: rule.text.clone(),
+                });
+            }
         }
         let said = host.lines_about(setting);
         found.extend(refused(setting, value, &said));
@@ -308,10 +308,10 @@ fn missing_device(host: &Host<'_>, written: &Written) -> Option<String> {
     if devices.is_empty() {
         return None;
     }
-    if let Some(name) = written.device()
-        && !devices.iter().any(|d| d == name)
-    {
-        return Some(format!("there is no device {name} here"));
+    if let Some(name) = written.device() {
+        if !devices.iter().any(|d| d == name) {
+            return Some(format!("there is no device {name} here"));
+        }
     }
     let lacks = |device: &&String| {
         let path = format!("{base}/{device}/{leaf}");

@@ -64,7 +64,7 @@ impl<'a> Chain<'a> {
     /// # Errors
     /// When the step is not made of whole words or fewer than two steps fit.
     pub fn lay(words: &'a [AtomicU64], step_bytes: usize, order: Order) -> Result<Self, ChainError> {
-        if step_bytes == 0 || !step_bytes.is_multiple_of(8) {
+        if step_bytes == 0 || step_bytes % 8 != 0 {
             return Err(ChainError::Step { step_bytes });
         }
         let step_words = step_bytes / 8;

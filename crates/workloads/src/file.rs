@@ -65,10 +65,10 @@ impl WorkFile {
 
 impl Drop for WorkFile {
     fn drop(&mut self) {
-        if self.is_own
-            && let Err(error) = std::fs::remove_file(&self.path)
-        {
-            eprintln!("cannot remove {}: {error}", self.path.display());
+        if self.is_own {
+            if let Err(error) = std::fs::remove_file(&self.path) {
+                eprintln!("cannot remove {}: {error}", self.path.display());
+            }
         }
     }
 }

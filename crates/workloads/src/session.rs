@@ -259,21 +259,21 @@ impl Session {
                 return Ok(());
             }
             let now = Instant::now();
-            if let (Some(at), Some(every)) = (due, plan.report)
-                && now >= at
-            {
-                let mark = Mark::now(work);
-                let interval = last.until(mark);
-                let line = format!(
-                    "report t_s={:.3} interval_s={:.6} {} {}",
-                    (mark.at - begin.at).as_secs_f64(),
-                    interval.elapsed.as_secs_f64(),
-                    interval.words(),
-                    extra(&interval)
-                );
-                say(line.trim_end())?;
-                last = mark;
-                due = Some(next_due(at, every, mark.at));
+            if let (Some(at), Some(every)) = (due, plan.report) {
+                if now >= at {
+                    let mark = Mark::now(work);
+                    let interval = last.until(mark);
+                    let line = format!(
+                        "report t_s={:.3} interval_s={:.6} {} {}",
+                        (mark.at - begin.at).as_secs_f64(),
+                        interval.elapsed.as_secs_f64(),
+                        interval.words(),
+                        extra(&interval)
+                    );
+                    say(line.trim_end())?;
+                    last = mark;
+                    due = Some(next_due(at, every, mark.at));
+                }
             }
             if now >= end {
                 return Ok(());

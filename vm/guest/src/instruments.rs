@@ -285,8 +285,8 @@ impl Frames {
         file.read_exact_at(&mut entries, start / PAGE * 8)
             .map_err(Failure::system(what()))?;
         let block_of = |entry: u64| (entry & PRESENT != 0).then(|| (entry & FRAME) * PAGE / self.block_bytes);
-        let words = entries.as_chunks::<8>().0;
-        Ok(words.iter().map(|w| block_of(u64::from_ne_bytes(*w))).collect())
+        let words = entries.chunks_exact(8).filter_map(|word| word.first_chunk());
+        Ok(words.map(|w| block_of(u64::from_ne_bytes(*w))).collect())
     }
 }
 

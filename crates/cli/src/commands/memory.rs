@@ -38,10 +38,10 @@ impl Memory {
         let mut seen =
             memory::watch(self.root.as_deref(), length, most).map_err(|e| Failure::from_error(&e))?;
         // That of another machine is not known to a daemon of this one.
-        if self.root.is_none()
-            && let Ok(status) = Client::connect(&context.socket()).and_then(|mut daemon| daemon.status())
-        {
-            seen.add_growing(&status.advice);
+        if self.root.is_none() {
+            if let Ok(status) = Client::connect(&context.socket()).and_then(|mut daemon| daemon.status()) {
+                seen.add_growing(&status.advice);
+            }
         }
         context.terminal.show(&seen, |look| render::memory(&seen, look))
     }

@@ -440,14 +440,14 @@ pub(super) fn over_time(
         for s in series {
             let points: Vec<(f64, f64)> = s.points.iter().map(|p| (axes.x(p.0), axes.y(p.1))).collect();
             let class = format!("curve {}", s.class);
-            if s.filled
-                && let (Some(a), Some(b)) = (points.first().copied(), points.last().copied())
-            {
-                let floor = axes.y(0.0);
-                let mut area = points.clone();
-                area.extend([(b.0, floor), (a.0, floor)]);
-                let class = format!("area {}", s.class);
-                path(h, &class, &area, true);
+            if s.filled {
+                if let (Some(a), Some(b)) = (points.first().copied(), points.last().copied()) {
+                    let floor = axes.y(0.0);
+                    let mut area = points.clone();
+                    area.extend([(b.0, floor), (a.0, floor)]);
+                    let class = format!("area {}", s.class);
+                    path(h, &class, &area, true);
+                }
             }
             path(h, &class, &points, false);
         }

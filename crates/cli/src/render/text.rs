@@ -192,10 +192,10 @@ pub(crate) fn table(titles: &[&str], rows: &[Vec<String>], look: &Look) -> Strin
     // What is short is not broken, what is long can go below.
     let tail = widths.last().copied().filter(|w| *w <= LAST_MIN);
     let too_much = (fixed(&widths) + tail.unwrap_or(0)).saturating_sub(look.width);
-    if let (Some(first), Some(title)) = (widths.first_mut(), titles.first())
-        && last > 0
-    {
-        *first = first.saturating_sub(too_much).max(title.chars().count());
+    if let (Some(first), Some(title)) = (widths.first_mut(), titles.first()) {
+        if last > 0 {
+            *first = first.saturating_sub(too_much).max(title.chars().count());
+        }
     }
     let fixed = fixed(&widths);
     // When the fixed columns leave too little, the last one goes below its row.

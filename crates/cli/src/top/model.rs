@@ -144,7 +144,7 @@ impl Model {
             status: Arc::new(status),
         };
         // The latest is always there; it gives way to the next one unless its turn to stay has come.
-        let stays = self.came.saturating_sub(1).is_multiple_of(self.stride);
+        let stays = self.came.saturating_sub(1) % self.stride == 0;
         self.came += 1;
         if !stays && self.place.is_none_or(|p| p + 1 < self.moments.len()) {
             self.moments.pop();

@@ -85,10 +85,10 @@ fn gather(directory: &Path, into: &mut BTreeMap<String, String>) {
         let about = entry.metadata().unwrap();
         if about.is_dir() {
             gather(&entry.path(), into);
-        } else if about.permissions().mode() & 0o200 != 0
-            && let Ok(text) = fs::read_to_string(entry.path())
-        {
-            into.insert(entry.path().to_string_lossy().into_owned(), text);
+        } else if about.permissions().mode() & 0o200 != 0 {
+            if let Ok(text) = fs::read_to_string(entry.path()) {
+                into.insert(entry.path().to_string_lossy().into_owned(), text);
+            }
         }
     }
 }

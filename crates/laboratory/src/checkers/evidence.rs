@@ -225,12 +225,11 @@ impl Acted {
 
     /// Coins of rollouts on disk count for the parts that were made under them.
     pub(super) fn roll_out(&mut self, experiment: ExperimentId, coins: &Coins) {
-        if let Some(first) = self.first
-            && !self.proven
-            && coins.is_rollout_before(first)
-        {
-            self.proven = true;
-            self.tried_by = Some(experiment);
+        if let Some(first) = self.first {
+            if !self.proven && coins.is_rollout_before(first) {
+                self.proven = true;
+                self.tried_by = Some(experiment);
+            }
         }
     }
 

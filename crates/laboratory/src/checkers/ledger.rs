@@ -96,10 +96,10 @@ impl Ledger {
             }
             match hand {
                 Hand::Ours => {
-                    if let Some(persons) = self.persons.get(name)
-                        && after != Some(persons)
-                    {
-                        overwritten.push((name.clone(), persons.clone(), after.cloned()));
+                    if let Some(persons) = self.persons.get(name) {
+                        if after != Some(persons) {
+                            overwritten.push((name.clone(), persons.clone(), after.cloned()));
+                        }
                     }
                 }
                 Hand::Machine | Hand::Person => {

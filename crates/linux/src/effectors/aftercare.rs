@@ -248,28 +248,29 @@ impl Aftercare {
         let Some(work) = self.works.get_mut(&action) else {
             return Pass::Over(BTreeMap::new());
         };
-        if let Some(giving) = &mut work.giving
-            && let Some((left, others)) = giving.go_on(&self.root, &mut self.patience)
-        {
-            work.past += giving.steps().0;
-            work.given = Some((giving.given(), giving.rounds_dropped()));
-            self.memory.entry(action).or_default().rounds = giving.take_rounds();
-            work.giving = None;
-            self.seen = others;
-            work.left.extend(left);
-        }
-        if work.giving.is_none()
-            && let Some(bringing) = &mut work.bringing
-            && let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher)
-        {
-            // The first pass has no watch over it yet.
-            if let Some(watch) = self.watches.get_mut(&action) {
-                watch.allowed = watch.allowed.saturating_sub(bringing.asked());
+        if let Some(giving) = &mut work.giving {
+            if let Some((left, others)) = giving.go_on(&self.root, &mut self.patience) {
+                work.past += giving.steps().0;
+                work.given = Some((giving.given(), giving.rounds_dropped()));
+                self.memory.entry(action).or_default().rounds = giving.take_rounds();
+                work.giving = None;
+                self.seen = others;
+                work.left.extend(left);
             }
-            work.brought = Some((bringing.asked(), bringing.asked_in_units()));
-            self.memory.entry(action).or_default().known = bringing.take_known();
-            work.bringing = None;
-            work.left.extend(left);
+        }
+        if work.giving.is_none() {
+            if let Some(bringing) = &mut work.bringing {
+                if let Some(left) = bringing.go_on(&self.root, &mut self.patience, &mut self.fetcher) {
+                    // The first pass has no watch over it yet.
+                    if let Some(watch) = self.watches.get_mut(&action) {
+                        watch.allowed = watch.allowed.saturating_sub(bringing.asked());
+                    }
+                    work.brought = Some((bringing.asked(), bringing.asked_in_units()));
+                    self.memory.entry(action).or_default().known = bringing.take_known();
+                    work.bringing = None;
+                    work.left.extend(left);
+                }
+            }
         }
         if work.giving.is_none() && work.bringing.is_none() {
             let account = Account {
@@ -299,11 +300,12 @@ impl Aftercare {
         match self.works.get(&action) {
             Some(work) if work.is_first => return,
             Some(_) => {
-                if let Pass::Over(_) = self.go_on(action)
-                    && let Some(delivered) = self.delivered(program)
-                    && let Some(watch) = self.watches.get_mut(&action)
-                {
-                    watch.begin_anew(Instant::now(), delivered);
+                if let Pass::Over(_) = self.go_on(action) {
+                    if let Some(delivered) = self.delivered(program) {
+                        if let Some(watch) = self.watches.get_mut(&action) {
+                            watch.begin_anew(Instant::now(), delivered);
+                        }
+                    }
                 }
                 return;
             }

@@ -592,20 +592,20 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
         let flags = flags_of(text);
         if flags & libc::O_DIRECT as u32 != 0 {
             look.direct.insert(inode);
-        } else if flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
-            && !has_lease(text)
-            && let Some(mount) = mounts.mount_of(text)
-            && look.seen.insert((Place::Mount(mount), inode))
-        {
-            found.push((format!("fd/{number}"), inode));
+        } else if flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32 && !has_lease(text) {
+            if let Some(mount) = mounts.mount_of(text) {
+                if look.seen.insert((Place::Mount(mount), inode)) {
+                    found.push((format!("fd/{number}"), inode));
+                }
+            }
         }
     })?;
     let mapped = each_mapped_file(root, pid, room.saturating_sub(open), |inode, device, range| {
         look.mapped.insert(inode);
-        if let (Some(name), Some(device)) = (name_of_mapping(range), device_of(device))
-            && look.seen.insert((Place::Device(device), inode))
-        {
-            found.push((name, inode));
+        if let (Some(name), Some(device)) = (name_of_mapping(range), device_of(device)) {
+            if look.seen.insert((Place::Device(device), inode)) {
+                found.push((name, inode));
+            }
         }
     })?;
     look.looked_at = open + mapped;
@@ -626,17 +626,17 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
             look.too_many += 1;
             continue;
         }
-        if let Some(file) = open_held(&held)
-            && let Some(identity) = lost_parts::identity(&file)
-        {
-            let found = Found {
-                file: Arc::new(file),
-                identity,
-                in_units: lost_parts::has_large_units(root, kind),
-                size,
-                looked: 0,
-            };
-            look.files.insert((stat.st_dev, stat.st_ino), found);
+        if let Some(file) = open_held(&held) {
+            if let Some(identity) = lost_parts::identity(&file) {
+                let found = Found {
+                    file: Arc::new(file),
+                    identity,
+                    in_units: lost_parts::has_large_units(root, kind),
+                    size,
+                    looked: 0,
+                };
+                look.files.insert((stat.st_dev, stat.st_ino), found);
+            }
         }
     }
     Ok(look)

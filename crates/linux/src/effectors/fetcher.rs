@@ -152,10 +152,10 @@ impl Fetcher {
     fn ensure(&mut self, root: &Root) -> Result<&mut Running, FetchError> {
         self.ended
             .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
-        if let Some(running) = &mut self.running
-            && !matches!(running.child.try_wait(), Ok(None))
-        {
-            self.running = None;
+        if let Some(running) = &mut self.running {
+            if !matches!(running.child.try_wait(), Ok(None)) {
+                self.running = None;
+            }
         }
         if self.running.is_none() {
             if self.ended.len() >= ENDED_MAX {
@@ -178,16 +178,16 @@ impl Fetcher {
         if let Some((whose, _)) = &running.away {
             return Ok(*whose == action);
         }
-        if running.home != *group
-            && let Err(why) = group.take(root, running.pid())
-        {
-            // It was about to end, which is not known at once.
-            if why.raw_os_error() == Some(libc::ESRCH) {
-                self.end();
-                return Err(FetchError::Ended);
+        if running.home != *group {
+            if let Err(why) = group.take(root, running.pid()) {
+                // It was about to end, which is not known at once.
+                if why.raw_os_error() == Some(libc::ESRCH) {
+                    self.end();
+                    return Err(FetchError::Ended);
+                }
+                let group = group.path.clone();
+                return Err(FetchError::Move { group, why });
             }
-            let group = group.path.clone();
-            return Err(FetchError::Move { group, why });
         }
         running.away = Some((action, group.clone()));
         Ok(true)

@@ -197,10 +197,10 @@ impl Rounds {
         }
         way.reached = at.hindmost.max(way.reached);
         way.seen = self.looks;
-        if let (Some(then), Some(now)) = (way.anchor, anchor)
-            && then.has_passed_the_end(&now, size)
-        {
-            way.reached = size;
+        if let (Some(then), Some(now)) = (way.anchor, anchor) {
+            if then.has_passed_the_end(&now, size) {
+                way.reached = size;
+            }
         }
         // One that does not tell leaves what was known.
         way.anchor = anchor.or(way.anchor);

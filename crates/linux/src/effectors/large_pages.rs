@@ -133,10 +133,10 @@ impl Effector for LargePages {
             }
             seen.record(&mut found, &process, &self.root);
         }
-        if convertible == 0
-            && let Some(error) = vanished
-        {
-            return Err(error);
+        if convertible == 0 {
+            if let Some(error) = vanished {
+                return Err(error);
+            }
         }
         for (reason, count) in skipped {
             found.insert(format!("skipped.{reason}"), count.to_string());
@@ -297,7 +297,7 @@ fn checked_targets(action: &Action) -> Result<&[MemoryTarget], PlatformError> {
     for target in targets {
         let highest = target.pieces.last().copied().unwrap_or(0);
         if !target.pieces.is_sorted_by(|a, b| a < b)
-            || target.pieces.iter().any(|p| !p.is_multiple_of(PIECE))
+            || target.pieces.iter().any(|p| p % PIECE != 0)
             || highest.checked_add(PIECE).is_none()
         {
             return Err(rejected(
@@ -774,13 +774,13 @@ impl Task {
         let mut states = Vec::new();
         process.states(&addresses, &mut states)?;
         for (piece, state) in pieces.iter_mut().zip(&states) {
-            if let Stage::Done { attempts } = piece.stage
-                && *state != PieceState::Huge
-            {
-                piece.stage = match attempts {
-                    ATTEMPTS_MAX.. => Stage::Skipped(NOT_HUGE),
-                    attempts => Stage::Pending { attempts },
-                };
+            if let Stage::Done { attempts } = piece.stage {
+                if *state != PieceState::Huge {
+                    piece.stage = match attempts {
+                        ATTEMPTS_MAX.. => Stage::Skipped(NOT_HUGE),
+                        attempts => Stage::Pending { attempts },
+                    };
+                }
             }
         }
         Ok(false)
@@ -955,17 +955,17 @@ impl Task {
         }
         for process in self.processes.iter().filter_map(|p| p.process.as_ref()) {
             let pid = process.id.pid;
-            if let Some(room) = super::control_group::room(root, pid)
-                && room < GROUP_ROOM_MIN
-            {
-                return Err(PlatformError::Busy {
-                    what: format!("conversion to large pages of process {pid}"),
-                    why: format!(
-                        "its control group has {} left below its memory limit, at least {} wanted",
-                        Bytes(room),
-                        Bytes(GROUP_ROOM_MIN)
-                    ),
-                });
+            if let Some(room) = super::control_group::room(root, pid) {
+                if room < GROUP_ROOM_MIN {
+                    return Err(PlatformError::Busy {
+                        what: format!("conversion to large pages of process {pid}"),
+                        why: format!(
+                            "its control group has {} left below its memory limit, at least {} wanted",
+                            Bytes(room),
+                            Bytes(GROUP_ROOM_MIN)
+                        ),
+                    });
+                }
             }
         }
         Ok(())

@@ -204,15 +204,14 @@ impl MemoryContainment {
             .map_err(|e| fault(&group, &e))?
             .ok_or_else(|| refused(format!("too many groups are below {}", group.path)))?;
         let is_alone = everybody.iter().all(|pid| living.iter().any(|p| p.pid == *pid));
-        if is_alone
-            && !group.is_root()
-            && let Some(choice) = group.chosen(root)
-        {
-            return Err(PlatformError::Conflict {
-                what: format!("the memory of {}", reader.workload),
-                expected: "not limited by anybody".into(),
-                found: choice,
-            });
+        if is_alone && !group.is_root() {
+            if let Some(choice) = group.chosen(root) {
+                return Err(PlatformError::Conflict {
+                    what: format!("the memory of {}", reader.workload),
+                    expected: "not limited by anybody".into(),
+                    found: choice,
+                });
+            }
         }
         let is_own_of_reader = is_alone && !group.is_root();
         match group.version {
@@ -599,10 +598,10 @@ impl Effector for MemoryContainment {
 
     fn adopt(&mut self, record: &UndoRecord) {
         if let Ok(plan) = plan_of(record) {
-            if plan.from.is_some()
-                && let Some(inode) = plan.group.inode(&self.root)
-            {
-                self.made.insert(record.action.id, inode);
+            if plan.from.is_some() {
+                if let Some(inode) = plan.group.inode(&self.root) {
+                    self.made.insert(record.action.id, inode);
+                }
             }
             if plan.group.is_kept_by_hand() {
                 let limit = plan.reader.limit.0;
@@ -785,7 +784,7 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
         ));
     }
     // Whole pages: the kernel rounds, and a limit that was rounded would look like somebody else's.
-    if reader.limit.0 < LIMIT_MIN || !reader.limit.0.is_multiple_of(1024 * 1024) {
+    if reader.limit.0 < LIMIT_MIN || reader.limit.0 % (1024 * 1024) != 0 {
         return Err(rejected(
             reader.limit.0.to_string(),
             "at least 16 MiB and whole MiB expected",

@@ -224,9 +224,10 @@ impl Followed {
         let Some(file) = &self.file else { return 0 };
         let end = (position.saturating_sub(KEEP) / STEP * STEP).min(self.fresh_to);
         let mut dropped = 0;
-        while let Some(length) = NonZeroU64::new(end.saturating_sub(self.fresh_from).min(PART))
-            && fadvise(file, self.fresh_from, Some(length), Advice::DontNeed).is_ok()
-        {
+        while let Some(length) = NonZeroU64::new(end.saturating_sub(self.fresh_from).min(PART)) {
+            if fadvise(file, self.fresh_from, Some(length), Advice::DontNeed).is_err() {
+                break;
+            }
             dropped += length.get();
             self.fresh_from += length.get();
             if begun.elapsed() >= SLICE {

@@ -1368,10 +1368,10 @@ impl Task {
             .skip(self.at)
             .take_while(|(at, _)| at * STEPS / self.order.len().max(1) == step);
         for (_, (list, block)) in rest {
-            if let Some(list) = self.lists.get(*list)
-                && let Some(block) = list.blocks.get(*block)
-            {
-                *wanted.entry(list.to).or_default() += block.count() * BASE_PAGE;
+            if let Some(list) = self.lists.get(*list) {
+                if let Some(block) = list.blocks.get(*block) {
+                    *wanted.entry(list.to).or_default() += block.count() * BASE_PAGE;
+                }
             }
         }
         let mut least = u64::MAX;

@@ -621,10 +621,10 @@ mod tests {
             Ok(())
         };
         let mut look = || {
-            if let Some(theirs) = person
-                && *writes.borrow() == 1
-            {
-                theirs.clone_into(&mut value.borrow_mut());
+            if let Some(theirs) = person {
+                if *writes.borrow() == 1 {
+                    theirs.clone_into(&mut value.borrow_mut());
+                }
             }
             Ok(state(&value.borrow()))
         };

@@ -435,14 +435,14 @@ impl ThreadPlacement {
         if !PageMoves::has_plan(record) {
             return Ok(threads);
         }
-        if direction == Direction::Undo
-            && let Some(later) = self.owes_memory_above(id, &record.action.workload)
-        {
-            self.threads_done.insert(id, (direction, threads));
-            return Err(PlatformError::Busy {
-                what: format!("memory of {} that action {id} moved", record.action.workload),
-                why: format!("what action {later} moved on goes back first"),
-            });
+        if direction == Direction::Undo {
+            if let Some(later) = self.owes_memory_above(id, &record.action.workload) {
+                self.threads_done.insert(id, (direction, threads));
+                return Err(PlatformError::Busy {
+                    what: format!("memory of {} that action {id} moved", record.action.workload),
+                    why: format!("what action {later} moved on goes back first"),
+                });
+            }
         }
         let settings = Settings::parse(&record.action, &OWN_ARGUMENTS)?;
         match self.moves.advance(record, direction, &settings) {
@@ -526,17 +526,16 @@ impl Effector for ThreadPlacement {
         let (id, workload) = (record.action.id, &record.action.workload);
         if let Some(later) = self.over(id, workload) {
             // Sent back on before its undo could begin: it is on.
-            if direction == Direction::Apply
-                && !self.tasks.contains_key(&id)
-                && let Some(placed) = self.in_force.get(&id)
-            {
-                return Ok(Progress {
-                    done: true,
-                    finished: placed.plan.count,
-                    total: placed.plan.count,
-                    verified: true,
-                    ..Progress::default()
-                });
+            if direction == Direction::Apply && !self.tasks.contains_key(&id) {
+                if let Some(placed) = self.in_force.get(&id) {
+                    return Ok(Progress {
+                        done: true,
+                        finished: placed.plan.count,
+                        total: placed.plan.count,
+                        verified: true,
+                        ..Progress::default()
+                    });
+                }
             }
             // Its threads have the masks of the later one: taken for somebody else's, they would never be given back.
             return Err(PlatformError::Busy {
@@ -580,16 +579,15 @@ impl Effector for ThreadPlacement {
 
     fn adopt(&mut self, record: &UndoRecord) {
         let id = record.action.id;
-        if let Some(plan) = self.plan_of_this_boot(record)
-            && !self.tasks.contains_key(&id)
-            && !self.has_threads_back(id)
-        {
-            // It was left with all threads placed, so one that is not was set free by somebody since.
-            let complete = plan.processes.keys().copied().collect();
-            self.inherit(record, Reached::Made);
-            self.in_force
-                .entry(id)
-                .or_insert_with(|| InForce::new(plan, complete, Vec::new()));
+        if let Some(plan) = self.plan_of_this_boot(record) {
+            if !self.tasks.contains_key(&id) && !self.has_threads_back(id) {
+                // It was left with all threads placed, so one that is not was set free by somebody since.
+                let complete = plan.processes.keys().copied().collect();
+                self.inherit(record, Reached::Made);
+                self.in_force
+                    .entry(id)
+                    .or_insert_with(|| InForce::new(plan, complete, Vec::new()));
+            }
         }
     }
 
@@ -1014,11 +1012,10 @@ fn masks_of(
                 } else {
                     mask == masks.main.and(&machine.online)
                 };
-                if !same
-                    && masks.odd.len() < ODD_THREADS_MAX
-                    && let Some(start) = thread_start(root, id.pid, thread)
-                {
-                    masks.odd.insert((thread, start), mask);
+                if !same && masks.odd.len() < ODD_THREADS_MAX {
+                    if let Some(start) = thread_start(root, id.pid, thread) {
+                        masks.odd.insert((thread, start), mask);
+                    }
                 }
             }
         }

@@ -39,10 +39,10 @@ impl Domain {
         dir: &OwnedFd,
         process: ProcessId,
     ) -> Result<Self, PlatformError> {
-        if root.is_live()
-            && let Some(maker) = maker(dir).filter(|maker| *maker != 0)
-        {
-            return Ok(Self(maker));
+        if root.is_live() {
+            if let Some(maker) = maker(dir).filter(|maker| *maker != 0) {
+                return Ok(Self(maker));
+            }
         }
         let target = format!("process {process}");
         let status = status_of(dir, "status").map_err(|e| fault(e, &target, "its status file"))?;

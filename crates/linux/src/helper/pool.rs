@@ -125,13 +125,14 @@ pub(crate) fn call_apart(
 /// Tells the helper of a domain something, if there is one.
 pub(crate) fn tell(domain: Domain, request: &Request) {
     let mut pool = lock();
-    if let Some(helper) = pool.helpers.get(&domain)
-        && helper
+    if let Some(helper) = pool.helpers.get(&domain) {
+        if helper
             .line
             .send(request, &[], Some(Instant::now() + PATIENCE))
             .is_err()
-    {
-        pool.abandon(domain);
+        {
+            pool.abandon(domain);
+        }
     }
 }
 

@@ -73,10 +73,10 @@ pub(crate) fn open_mapped(found: &OwnedFd, process: &OwnedFd) -> Result<(OwnedFd
 /// Whether what was found by its path (`O_PATH`) lies on ordinary storage, and what it is.
 pub(crate) fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, Refused> {
     // What the kernel alone knows comes first; the file's own state may be for others to tell.
-    if let Some(process) = process
-        && !mounted_by_the_machine(process, found)
-    {
-        return Err(Refused::Mount);
+    if let Some(process) = process {
+        if !mounted_by_the_machine(process, found) {
+            return Err(Refused::Mount);
+        }
     }
     if !is_ordinary_storage(found) {
         return Err(Refused::Storage);

@@ -197,7 +197,8 @@ impl<'b> Region<'b> {
         while at < end {
             let take = step.min(end - at);
             let bytes = self.bytes(at, usize::try_from(take).ok()?)?;
-            if !bytes.as_chunks::<SIZE>().0.iter().all(&mut each) {
+            let mut records = bytes.chunks_exact(SIZE).filter_map(|record| record.first_chunk());
+            if !records.all(&mut each) {
                 return Some(());
             }
             at += take;

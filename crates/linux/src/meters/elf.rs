@@ -371,7 +371,8 @@ struct Note<'a> {
 impl<'a> Note<'a> {
     fn parse(description: &'a [u8]) -> Option<Self> {
         let (numbers, texts) = description.split_at_checked(24)?;
-        let mut numbers = numbers.as_chunks::<8>().0.iter().map(|n| u64::from_le_bytes(*n));
+        let numbers = numbers.chunks_exact(8).filter_map(|number| number.first_chunk());
+        let mut numbers = numbers.map(|number| u64::from_le_bytes(*number));
         let mut texts = texts.split(|&c| c == 0);
         Some(Self {
             address: numbers.next()?,

@@ -115,14 +115,12 @@ impl Outline {
         };
         let length = file.length();
         let segments = table(long(32), segment_count, 56)?
-            .as_chunks::<56>()
-            .0
-            .iter()
+            .chunks_exact(56)
             .filter_map(|h| segment(h, length))
             .collect();
         let headers = table(long(40), section_count, 64)?;
-        let headers = headers.as_chunks::<64>().0;
-        let mut names = headers.get(usize::from(short(62))).and_then(|h| {
+        let headers = headers.chunks_exact(64);
+        let mut names = headers.clone().nth(usize::from(short(62))).and_then(|h| {
             let (offset, size) = (u64_at(h, 24)?, u64_at(h, 32)?);
             file.region(offset, size)
         });

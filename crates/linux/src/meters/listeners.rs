@@ -343,10 +343,10 @@ pub(super) fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<(u64, Soc
         let Some(inode) = inode.parse::<u64>().ok().filter(|i| inodes.contains(i)) else {
             continue;
         };
-        if state == "0A"
-            && let Some(address) = parse_address(local)
-        {
-            found.push((inode, address));
+        if state == "0A" {
+            if let Some(address) = parse_address(local) {
+                found.push((inode, address));
+            }
         }
     }
     found

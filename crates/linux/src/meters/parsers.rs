@@ -96,7 +96,7 @@ pub(crate) const ALL: &[Parser] = &[
                 .flatten()
                 .map(|b| 0xff8 + u64::from(*b))
                 .collect();
-            if let Some(function) = Function::decode(0x1000, bytes, &|at| at.is_multiple_of(every), &seen) {
+            if let Some(function) = Function::decode(0x1000, bytes, &|at| at % every == 0, &seen) {
                 for at in [0, 1, bytes.len() as u64 / 2, bytes.len() as u64] {
                     let _ = function.around(0x1000 + at, at % 2 == 0);
                 }

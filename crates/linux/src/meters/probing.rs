@@ -373,7 +373,7 @@ impl Worker {
                 strange,
             } => {
                 *readings = readings.wrapping_add(1);
-                if *strange || readings.is_multiple_of(EXCLUSIVE_CHECK_EVERY) {
+                if *strange || *readings % EXCLUSIVE_CHECK_EVERY == 0 {
                     let stranger = super::uprobe::stranger_of(&self.root, &self.workload, self.plan.program);
                     let again = std::mem::replace(strange, stranger.is_some());
                     if let Some(pid) = stranger {

@@ -96,12 +96,16 @@ impl Ranges {
 
     /// Takes functions that another process found. `None`: they are too many, or not in the code.
     pub(in crate::meters) fn with_gaps(mut self, gaps: &[u32]) -> Option<Self> {
-        let (pairs, []) = gaps.as_chunks::<2>() else {
+        let pairs = gaps.chunks_exact(2);
+        if !pairs.remainder().is_empty() {
             return None;
-        };
+        }
         self.functions.reserve_exact(pairs.len().min(FUNCTIONS_MAX));
         let mut last = self.base;
-        for [gap, length] in pairs {
+        for pair in pairs {
+            let [gap, length] = pair else {
+                return None;
+            };
             let start = last.checked_add(u64::from(*gap))?;
             last = start.checked_add(u64::from(*length))?;
             let before = self.functions.len();

@@ -183,15 +183,15 @@ fn workload_sockets(root: &Root, workload: &Workload, too_many: TooMany) -> Resu
     }
     let failed = |e| fault(e, "homeostat", "our own network namespace");
     let ours = Identity::ours().map_err(failed)?;
-    if networks.keys().any(|network| *network != ours)
-        && let Entry::Vacant(place) = networks.entry(ours)
-    {
-        // A socket that was made in ours and handed over (socket activation) stays in ours, with all that it accepts.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        place.insert(There {
-            directory: rustix::fs::open("/proc/self", flags, Mode::empty()).map_err(failed)?,
-            processes: BTreeSet::new(),
-        });
+    if networks.keys().any(|network| *network != ours) {
+        if let Entry::Vacant(place) = networks.entry(ours) {
+            // A socket that was made in ours and handed over (socket activation) stays in ours, with all that it accepts.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            place.insert(There {
+                directory: rustix::fs::open("/proc/self", flags, Mode::empty()).map_err(failed)?,
+                processes: BTreeSet::new(),
+            });
+        }
     }
     Ok(SocketsOf { inodes, networks })
 }

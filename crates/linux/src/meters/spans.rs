@@ -379,7 +379,7 @@ impl Follower {
                 if cost(taken.records, cpu, interval) > COST_MAX {
                     // It is closed at once; whether it may go on in windows is looked at.
                     self.state = State::Looking(None);
-                } else if readings.is_multiple_of(REFRESH_EVERY) {
+                } else if *readings % REFRESH_EVERY == 0 {
                     spans.refresh(workload)?;
                 }
                 Ok(Some(taken.seen()))
@@ -536,10 +536,10 @@ impl Windows {
             }
             Err(_) => return Err("the thread that followed it has ended".to_owned()),
         };
-        if self.turn.is_multiple_of(REFRESH_EVERY)
-            && let Some(look) = look(root, workload, &mut Some(std::mem::take(&mut self.runs)))?
-        {
-            (self.threads, self.runs) = (look.threads, look.runs);
+        if self.turn % REFRESH_EVERY == 0 {
+            if let Some(look) = look(root, workload, &mut Some(std::mem::take(&mut self.runs)))? {
+                (self.threads, self.runs) = (look.threads, look.runs);
+            }
         }
         let cost = cost(taken.records.max(1), cpu, interval);
         let wanted = self.share * AIM * COST_MAX / cost;

@@ -107,14 +107,14 @@ impl Wanted {
         }
         if let Some(rest) = id.strip_prefix("usdt:") {
             let parts: Vec<&str> = rest.rsplitn(3, ':').collect();
-            if let [name, provider, binary] = parts[..]
-                && full(&[binary, provider, name])
-            {
-                return Ok(Self::Static {
-                    binary: binary.to_owned(),
-                    provider: provider.to_owned(),
-                    name: name.to_owned(),
-                });
+            if let [name, provider, binary] = parts[..] {
+                if full(&[binary, provider, name]) {
+                    return Ok(Self::Static {
+                        binary: binary.to_owned(),
+                        provider: provider.to_owned(),
+                        name: name.to_owned(),
+                    });
+                }
             }
             return Err(
                 "write usdt:BINARY:PROVIDER:NAME, for example usdt:postgres:postgresql:transaction__commit"

@@ -170,10 +170,10 @@ fn from_files(root: &Root, text: &[u8]) -> Says {
             continue;
         }
         for part in path.split('/') {
-            if let Some(id) = container_id(part)
-                && asked.insert(id.to_owned())
-                && let Some(environment) = container_environment(root, id)
-            {
+            let container = container_id(part)
+                .filter(|id| asked.insert((*id).to_owned()))
+                .and_then(|id| Some((id, container_environment(root, id)?)));
+            if let Some((id, environment)) = container {
                 says.is_container = true;
                 let place = format!("the specification of container {}", id.get(..12).unwrap_or(id));
                 for variable in environment {
@@ -181,12 +181,13 @@ fn from_files(root: &Root, text: &[u8]) -> Says {
                 }
             } else if (part.ends_with(".service") || part.ends_with(".scope"))
                 && asked.insert(part.to_owned())
-                && let Some(unit) = units::read(root, &unescaped(part))
             {
-                choice::merge(&mut says.choice, &unit.choice);
-                if unit.is_complete {
-                    says.programs
-                        .extend(unit.programs.iter().map(|p| resolved(root, p)));
+                if let Some(unit) = units::read(root, &unescaped(part)) {
+                    choice::merge(&mut says.choice, &unit.choice);
+                    if unit.is_complete {
+                        says.programs
+                            .extend(unit.programs.iter().map(|p| resolved(root, p)));
+                    }
                 }
             }
         }
@@ -201,10 +202,10 @@ fn unescaped(part: &str) -> String {
 
 /// The program behind links such as `/usr/bin/redis-server -> redis-check-rdb`, as `/proc/PID/exe` names it.
 fn resolved(root: &Root, program: &str) -> String {
-    if root.is_live()
-        && let Ok(path) = std::fs::canonicalize(program)
-    {
-        return path.to_string_lossy().into_owned();
+    if root.is_live() {
+        if let Ok(path) = std::fs::canonicalize(program) {
+            return path.to_string_lossy().into_owned();
+        }
     }
     program.to_owned()
 }

@@ -220,14 +220,14 @@ impl Host {
             .files
             .look(wanted)
             .ok_or_else(|| files::is_missing(&self.files.meminfo.path()))?;
-        if self.missed < MISSED_MAX
-            && let Some(path) = self.before.and_then(|before| self.files.lost(&before, &look))
-        {
-            self.missed += 1;
-            return Err(PlatformError::Busy {
-                what: format!("reading {}", path.display()),
-                why: "it could be read before and cannot be now; this sample is left out".into(),
-            });
+        if self.missed < MISSED_MAX {
+            if let Some(path) = self.before.and_then(|before| self.files.lost(&before, &look)) {
+                self.missed += 1;
+                return Err(PlatformError::Busy {
+                    what: format!("reading {}", path.display()),
+                    why: "it could be read before and cannot be now; this sample is left out".into(),
+                });
+            }
         }
         self.missed = 0;
         self.free_in_huge_blocks = look.free_in_huge_blocks.or(self.free_in_huge_blocks);

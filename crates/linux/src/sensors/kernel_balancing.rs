@@ -95,17 +95,15 @@ impl BalancingWatch {
         if self.value.replace(value) != Some(value) {
             self.looks.clear();
         }
-        while let Some((at, _)) = self.looks.front()
-            && now - *at > WINDOW
-        {
+        while self.looks.front().is_some_and(|(at, _)| now - *at > WINDOW) {
             self.looks.pop_front();
         }
         // Of several looks in a few seconds one is kept besides the newest.
         let mut newest = self.looks.iter().rev().map(|(at, _)| *at);
-        if let (Some(last), Some(before)) = (newest.next(), newest.next())
-            && last - before < LOOK_EVERY
-        {
-            self.looks.pop_back();
+        if let (Some(last), Some(before)) = (newest.next(), newest.next()) {
+            if last - before < LOOK_EVERY {
+                self.looks.pop_back();
+            }
         }
         if self.looks.len() == LOOKS_MAX {
             self.looks.pop_front();

@@ -190,10 +190,10 @@ impl<M: Memory> Symbols<'_, M> {
         for n in 0..CHAIN_MAX {
             let number = bucket.checked_add(n)?;
             let entry = word(buckets_at + u64::from(buckets) + u64::from(number.checked_sub(first)?))?;
-            if entry | 1 == hash | 1
-                && let Some(value) = self.value(number, name)
-            {
-                return Some(value);
+            if entry | 1 == hash | 1 {
+                if let Some(value) = self.value(number, name) {
+                    return Some(value);
+                }
             }
             if entry & 1 == 1 {
                 break;

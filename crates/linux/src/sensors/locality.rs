@@ -261,10 +261,10 @@ impl LocalitySensor {
         let bound = self.chosen(workload, &members, own);
         let trouble = self.read_memory(workload, &members, now, reader)?;
         let summed = self.sum(&members);
-        if summed.covered <= 0.0
-            && let Some(trouble) = trouble
-        {
-            return Err(trouble);
+        if summed.covered <= 0.0 {
+            if let Some(trouble) = trouble {
+                return Err(trouble);
+            }
         }
         let bound = bound.or_else(|| policy_chosen(&summed, workload)).or_else(|| {
             // On one node a policy chooses nothing.

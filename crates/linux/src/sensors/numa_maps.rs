@@ -39,12 +39,13 @@ impl<'t> Area<'t> {
         let start = hexadecimal(parts.next()?)?;
         let mut policy = String::from_utf8_lossy(parts.next()?);
         // Two policies are written as two words: `weighted interleave:0-1` and `prefer (many):0-1`.
-        if let Some(next) = parts.peek()
-            && (next.starts_with(b"(many)") || next.starts_with(b"interleave"))
-            && matches!(&*policy, "prefer" | "weighted")
-        {
-            policy.to_mut().push_str(&String::from_utf8_lossy(next));
-            parts.next();
+        if let Some(next) = parts.peek() {
+            if (next.starts_with(b"(many)") || next.starts_with(b"interleave"))
+                && matches!(&*policy, "prefer" | "weighted")
+            {
+                policy.to_mut().push_str(&String::from_utf8_lossy(next));
+                parts.next();
+            }
         }
         let mut area = Self {
             start,

@@ -566,7 +566,7 @@ impl ProcessTable {
     /// `Unsupported` when `/proc` can no longer be listed.
     pub fn pass(&mut self, uptime: Nanoseconds) -> Result<(), PlatformError> {
         self.passes += 1;
-        if self.passes.is_multiple_of(IDENTIFY_ANYWAY) {
+        if self.passes % IDENTIFY_ANYWAY == 0 {
             self.groups.forget();
         }
         self.cost = PassCost::default();
@@ -624,15 +624,13 @@ impl ProcessTable {
             self.kernel_threads.remove(&pid);
         }
         let turn = pass.wrapping_add(pid.unsigned_abs().into());
-        if self.root.is_live()
-            && !turn.is_multiple_of(READ_ANYWAY)
-            && let Some(entry) = self.entries.get_mut(&pid)
-            && entry.inode == inode
-            && !entry.unread
-            && process_cpu_time(pid) == Some(entry.now.cpu)
-        {
-            entry.seen = pass;
-            return;
+        if self.root.is_live() && turn % READ_ANYWAY != 0 {
+            if let Some(entry) = self.entries.get_mut(&pid) {
+                if entry.inode == inode && !entry.unread && process_cpu_time(pid) == Some(entry.now.cpu) {
+                    entry.seen = pass;
+                    return;
+                }
+            }
         }
         self.read(pid, inode, uptime);
     }
@@ -878,12 +876,12 @@ impl ProcessTable {
                 groups_known = true;
             }
         }
-        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, SMALL_FILE_MAX)
-            && choice::is_status(text.beginning())
-        {
-            // The user stands before what may be long.
-            entry.member.user = choice::user(text.beginning());
-            entry.tuned = choice::from_status(text, &entry.member.program, pid);
+        if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, SMALL_FILE_MAX) {
+            if choice::is_status(text.beginning()) {
+                // The user stands before what may be long.
+                entry.member.user = choice::user(text.beginning());
+                entry.tuned = choice::from_status(text, &entry.member.program, pid);
+            }
         }
         if let Ok(text) = proc.read_record(ProcessFile::new(pid, "statm").name(), buffer) {
             entry.shared_pages = words(text).nth(2).and_then(number).unwrap_or(0);
@@ -1036,10 +1034,10 @@ impl ProcessTable {
         let mut pages: u64 = 0;
         for process in workload.processes.iter().take(WEIGHED_MAX) {
             let name = ProcessFile::new(process.pid, "statm");
-            if let Ok(text) = self.proc.read_record(name.name(), &mut self.small)
-                && let Some(own) = parse_anonymous(text)
-            {
-                pages = pages.saturating_add(own);
+            if let Ok(text) = self.proc.read_record(name.name(), &mut self.small) {
+                if let Some(own) = parse_anonymous(text) {
+                    pages = pages.saturating_add(own);
+                }
             }
         }
         Bytes(pages.saturating_mul(self.page))
@@ -1171,9 +1169,10 @@ impl ProcessTable {
         let mut threads: Vec<i32> = Vec::new();
         if let Ok(task) = self.proc.open_file(ProcessFile::new(pid, "task").name()) {
             let mut list = RawDir::new(&task, &mut self.directory);
-            while let Some(Ok(listed)) = list.next()
-                && threads.len() < THREADS_MAX
-            {
+            while threads.len() < THREADS_MAX {
+                let Some(Ok(listed)) = list.next() else {
+                    break;
+                };
                 let name = number(listed.file_name().to_bytes());
                 threads.extend(name.and_then(|n| i32::try_from(n).ok()));
             }

@@ -424,10 +424,10 @@ fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bo
             continue;
         }
         let mut beginning = [MaybeUninit::uninit(); 16];
-        if let Ok((beginning, _)) = readlinkat_raw(&directory, name, &mut beginning)
-            && may_be_on_disk(beginning)
-        {
-            return true;
+        if let Ok((beginning, _)) = readlinkat_raw(&directory, name, &mut beginning) {
+            if may_be_on_disk(beginning) {
+                return true;
+            }
         }
     }
     false

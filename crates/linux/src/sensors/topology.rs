@@ -260,13 +260,13 @@ pub fn page_size(root: &Root) -> Bytes {
 /// `AT_PAGESZ` of an auxiliary vector of 64-bit words (getauxval(3)).
 fn page_size_by_vector(vector: &[u8]) -> Option<u64> {
     const AT_PAGESZ: u64 = 6;
-    let words = vector.as_chunks::<8>().0;
-    let pairs = words.as_chunks::<2>().0;
-    let found = pairs
-        .iter()
-        .find(|[kind, _]| u64::from_le_bytes(*kind) == AT_PAGESZ);
-    found
-        .map(|[_, value]| u64::from_le_bytes(*value))
+    let mut pairs = vector.chunks_exact(16).filter_map(|pair| {
+        let (kind, value) = (pair.first_chunk()?, pair.last_chunk()?);
+        Some((u64::from_le_bytes(*kind), u64::from_le_bytes(*value)))
+    });
+    pairs
+        .find(|(kind, _)| *kind == AT_PAGESZ)
+        .map(|(_, value)| value)
         .filter(|page| page.is_power_of_two() && (4096..=1 << 20).contains(page))
 }
 

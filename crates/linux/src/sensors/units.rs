@@ -216,11 +216,11 @@ impl Reading<'_> {
                 &format!("{path} ({name})"),
             );
         }
-        if let Some((value, path)) = self.memory_thp
-            && !matches!(value.as_str(), "inherit" | "system")
-        {
-            let sentence = format!("MemoryTHP={} in {path} ({name})", printable(&value));
-            self.unit.choice.tuned.push(sentence);
+        if let Some((value, path)) = self.memory_thp {
+            if !matches!(value.as_str(), "inherit" | "system") {
+                let sentence = format!("MemoryTHP={} in {path} ({name})", printable(&value));
+                self.unit.choice.tuned.push(sentence);
+            }
         }
         self.unit
     }

@@ -147,11 +147,12 @@ impl Watch {
             &self.fanotify,
             std::fs::metadata(&file),
             CString::new(file.as_os_str().as_bytes()),
-        ) && fanotify.watch(&name).is_ok()
-        {
-            use std::os::unix::fs::MetadataExt;
-            self.by_inode
-                .insert((metadata.dev(), metadata.ino()), self.watched.len());
+        ) {
+            if fanotify.watch(&name).is_ok() {
+                use std::os::unix::fs::MetadataExt;
+                self.by_inode
+                    .insert((metadata.dev(), metadata.ino()), self.watched.len());
+            }
         }
         let open = path.starts_with("/proc/sys/").then(|| File::open(&file).ok());
         self.watched.push(Watched {
@@ -280,10 +281,10 @@ impl Watch {
 
     /// What is there now is ours.
     fn accept(&mut self, index: usize) {
-        if let Some(now) = self.now(index)
-            && let Some(watched) = self.watched.get_mut(index)
-        {
-            watched.last = now;
+        if let Some(now) = self.now(index) {
+            if let Some(watched) = self.watched.get_mut(index) {
+                watched.last = now;
+            }
         }
     }
 

@@ -306,7 +306,7 @@ impl Pagemap {
         let end = count
             .checked_mul(PIECE)
             .and_then(|length| start.checked_add(length));
-        let (Some(end), true) = (end, start.is_multiple_of(PIECE) && count <= PIECES_PER_QUERY_MAX) else {
+        let (Some(end), true) = (end, start % PIECE == 0 && count <= PIECES_PER_QUERY_MAX) else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
         states.clear();
@@ -481,7 +481,7 @@ impl Pagemap {
                 if frame == 0 {
                     return Err(io::Error::from_raw_os_error(libc::EPERM));
                 }
-                if consecutive && frame.is_multiple_of(PAGES_PER_PIECE.into()) && self.is_thp(frame)? {
+                if consecutive && frame % u64::from(PAGES_PER_PIECE) == 0 && self.is_thp(frame)? {
                     PieceState::Huge
                 } else {
                     PieceState::Full
@@ -527,9 +527,8 @@ pub struct Sharing {
 
 fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes
-        .as_chunks::<8>()
-        .0
-        .iter()
+        .chunks_exact(8)
+        .filter_map(|word| word.first_chunk())
         .map(|word| u64::from_ne_bytes(*word))
 }
 

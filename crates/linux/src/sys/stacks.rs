@@ -147,13 +147,13 @@ fn parse(mut records: &[u8], into: &mut Vec<Sample>) {
         let (Some(record), 8..) = (records.get(8..length), length) else {
             return;
         };
-        if kind == PERF_RECORD_SAMPLE
-            && let Some(sample) = sample(
+        if kind == PERF_RECORD_SAMPLE {
+            if let Some(sample) = sample(
                 record,
                 misc & PERF_RECORD_MISC_CPUMODE_MASK == PERF_RECORD_MISC_USER,
-            )
-        {
-            into.push(sample);
+            ) {
+                into.push(sample);
+            }
         }
         records = records.get(length..).unwrap_or_default();
     }
@@ -184,10 +184,9 @@ fn sample(record: &[u8], in_user_mode: bool) -> Option<Sample> {
         stack_pointer,
         stack: stack
             .get(..copied)?
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|w| u64::from_ne_bytes(*w))
+            .chunks_exact(8)
+            .filter_map(|word| word.first_chunk())
+            .map(|word| u64::from_ne_bytes(*word))
             .collect(),
     })
 }

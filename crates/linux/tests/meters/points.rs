@@ -250,9 +250,11 @@ impl Victim {
                 .map(|(_, rest)| rest)
             {
                 mine = permissions.starts_with("r-xp") && line.ends_with(&*program.to_string_lossy());
-            } else if mine && let Some(kib) = line.strip_prefix("Anonymous:") {
-                let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap();
-                found = Some(found.unwrap_or(0) + kib);
+            } else if mine {
+                if let Some(kib) = line.strip_prefix("Anonymous:") {
+                    let kib: u64 = kib.trim().trim_end_matches(" kB").parse().unwrap();
+                    found = Some(found.unwrap_or(0) + kib);
+                }
             }
         }
         found

@@ -515,10 +515,10 @@ fn what_is_told_by_waits_follows_the_work_of_who_waits_for_each_unit_and_of_nobo
                 Err(e) => break Some(e.to_string()),
             };
             // Most readings have no window in them: they tell something all the same.
-            if let Some((done, count)) = last.replace(now)
-                && m.counted().is_some_and(|share| share < 0.001)
-            {
-                ratios.push((now.1 - count) / now.0.saturating_sub(done).max(1) as f64);
+            if let Some((done, count)) = last.replace(now) {
+                if m.counted().is_some_and(|share| share < 0.001) {
+                    ratios.push((now.1 - count) / now.0.saturating_sub(done).max(1) as f64);
+                }
             }
             if ratios.len() == 9 {
                 break None;

@@ -315,10 +315,10 @@ impl Victim {
         loop {
             line.clear();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the victim ended");
-            if let Some(answer) = line.trim_end().strip_prefix("victim ")
-                && let Ok(number) = answer.parse()
-            {
-                return number;
+            if let Some(answer) = line.trim_end().strip_prefix("victim ") {
+                if let Ok(number) = answer.parse() {
+                    return number;
+                }
             }
         }
     }

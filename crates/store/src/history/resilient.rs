@@ -462,10 +462,10 @@ fn delete_old_damaged(path: &Path) -> std::io::Result<()> {
     let prefix = format!("{name}.damaged-");
     let mut times = BTreeSet::new();
     for entry in std::fs::read_dir(directory)? {
-        if let Some(rest) = entry?.file_name().to_str().and_then(|n| n.strip_prefix(&prefix))
-            && let Ok(time) = rest.parse::<u64>()
-        {
-            times.insert(time);
+        if let Some(rest) = entry?.file_name().to_str().and_then(|n| n.strip_prefix(&prefix)) {
+            if let Ok(time) = rest.parse::<u64>() {
+                times.insert(time);
+            }
         }
     }
     while times.len() > DAMAGED_FILES_MAX {

@@ -178,10 +178,10 @@ fn segment(bytes: &[u8], offset: usize, last: bool, entries: &mut Vec<Envelope>,
     if bytes.is_empty() {
         return;
     }
-    if let Some(json) = whole_record(bytes)
-        && accept(json, entries, reading)
-    {
-        return;
+    if let Some(json) = whole_record(bytes) {
+        if accept(json, entries, reading) {
+            return;
+        }
     }
     let mut unread_from = 0;
     let mut at = 0;
@@ -252,10 +252,10 @@ fn accept(json: &[u8], entries: &mut Vec<Envelope>, reading: &mut Reading) -> bo
     let envelope: Envelope = match serde_json::from_slice(json) {
         Ok(envelope) => envelope,
         Err(_) => {
-            if let Ok(VersionOnly { v }) = serde_json::from_slice(json)
-                && v > FORMAT_VERSION
-            {
-                reading.newer = Some(reading.newer.unwrap_or(0).max(v));
+            if let Ok(VersionOnly { v }) = serde_json::from_slice(json) {
+                if v > FORMAT_VERSION {
+                    reading.newer = Some(reading.newer.unwrap_or(0).max(v));
+                }
             }
             return false;
         }

@@ -625,21 +625,20 @@ impl Plant {
     fn done(&mut self, id: ActionId, direction: Direction) {
         let on = direction == Direction::Apply;
         let was = self.contains.insert(id, on);
-        if was != Some(on)
-            && let Some(known) = self.log.get_mut(&id)
-        {
-            known.switches.push(Switch {
-                at: self.second,
-                on,
-                by_coin: self.coin == Some((self.second, on)),
-            });
+        if was != Some(on) {
+            if let Some(known) = self.log.get_mut(&id) {
+                known.switches.push(Switch {
+                    at: self.second,
+                    on,
+                    by_coin: self.coin == Some((self.second, on)),
+                });
+            }
         }
-        if let Some(f) = &mut self.faults
-            && f.recalling.remove(&id)
-            && direction == Direction::Apply
-        {
-            f.recalls += 1;
-            f.all_recalls += 1;
+        if let Some(f) = &mut self.faults {
+            if f.recalling.remove(&id) && direction == Direction::Apply {
+                f.recalls += 1;
+                f.all_recalls += 1;
+            }
         }
         self.settled(id, direction);
     }

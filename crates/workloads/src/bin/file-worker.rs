@@ -134,11 +134,11 @@ fn run(arguments: &Arguments) -> Result<(), WorkerError> {
                 batch = (batch * 2).min(BATCH_MAX);
             }
             duty.rest();
-            if let Some(pause) = arguments.pause
-                && burst.elapsed() >= BURST
-            {
-                std::thread::sleep(Duration::from_millis(pause));
-                burst = Instant::now();
+            if let Some(pause) = arguments.pause {
+                if burst.elapsed() >= BURST {
+                    std::thread::sleep(Duration::from_millis(pause));
+                    burst = Instant::now();
+                }
             }
         }
         Ok(())

@@ -84,11 +84,11 @@ fn run(arguments: &Arguments) -> Result<(), WriterError> {
                 }
                 work.add(thread, batch.len() as u64 * 8);
                 duty.rest();
-                if let Some(pause) = arguments.pause
-                    && burst.elapsed() >= BURST
-                {
-                    std::thread::sleep(Duration::from_millis(pause));
-                    burst = Instant::now();
+                if let Some(pause) = arguments.pause {
+                    if burst.elapsed() >= BURST {
+                        std::thread::sleep(Duration::from_millis(pause));
+                        burst = Instant::now();
+                    }
                 }
                 if session.stopping() {
                     break;

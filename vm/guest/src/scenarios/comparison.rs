@@ -108,10 +108,10 @@ fn start_numad() -> Result<Pid, Failure> {
     );
     let begin = Instant::now();
     loop {
-        if let Ok(pid) = text(PID_FILE)
-            && let Some(pid) = pid.parse().ok().and_then(Pid::from_raw)
-        {
-            return Ok(pid);
+        if let Ok(pid) = text(PID_FILE) {
+            if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
+                return Ok(pid);
+            }
         }
         ensure!(begin.elapsed() < ACT_PATIENCE, "numad writes no {PID_FILE}");
         std::thread::sleep(TICK);

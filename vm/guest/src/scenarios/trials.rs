@@ -218,14 +218,13 @@ impl Trial {
             return Ok(());
         };
         daemon.must_live("its trial was over")?;
-        if !self.placed
-            && let Some(place) = self.place()?
-            && (!self.end.moves_memory() || self.moved()? > 0)
-        {
-            self.placed = true;
-            self.just_placed(context, &place)?;
-        } else if self.placed {
+        if self.placed {
             self.wait_for_the_end(context)?;
+        } else if let Some(place) = self.place()? {
+            if !self.end.moves_memory() || self.moved()? > 0 {
+                self.placed = true;
+                self.just_placed(context, &place)?;
+            }
         }
         Ok(())
     }

@@ -342,12 +342,13 @@ impl Play {
                     .as_ref()
                     .and_then(|r| r.last_report("work_per_s"))
                     .unwrap_or(0.0);
-                if let Some(at) = contained_at
-                    && summary.recovered_after_s.is_none()
-                    && is_contained
-                    && worker >= RECOVERED * alone.worker_per_s
-                {
-                    summary.recovered_after_s = Some(at.elapsed().as_secs_f64());
+                if let Some(at) = contained_at {
+                    if summary.recovered_after_s.is_none()
+                        && is_contained
+                        && worker >= RECOVERED * alone.worker_per_s
+                    {
+                        summary.recovered_after_s = Some(at.elapsed().as_secs_f64());
+                    }
                 }
                 if settled_since.elapsed() > Duration::from_secs(3) {
                     let part = if is_contained {

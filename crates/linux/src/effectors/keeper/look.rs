@@ -34,7 +34,7 @@ pub(super) fn tight(allowed: u64, held: u64, limit: u64, growth: u64) -> u64 {
 /// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
 pub(in crate::effectors) fn is_of_a_moment(found: u64) -> bool {
     // What version 1 shows where nothing limits is a page less than whole MiB as well.
-    found < UNLIMITED_FROM && (found + less()).is_multiple_of(MIB)
+    found < UNLIMITED_FROM && (found + less()) % MIB == 0
 }
 
 impl Files {

@@ -642,14 +642,14 @@ impl Task {
                 continue;
             }
             // What cannot be read just now says nothing about anybody's choice.
-            if let Ok(now) = control::read(root, plan.register, step.cpu)
-                && now != step.ours
-            {
-                self.overruled = Some(format!(
-                    "hardware prefetch of CPU {} was set by somebody else: {} is {now:#x}, not {:#x}",
-                    step.cpu, plan.register, step.ours
-                ));
-                return;
+            if let Ok(now) = control::read(root, plan.register, step.cpu) {
+                if now != step.ours {
+                    self.overruled = Some(format!(
+                        "hardware prefetch of CPU {} was set by somebody else: {} is {now:#x}, not {:#x}",
+                        step.cpu, plan.register, step.ours
+                    ));
+                    return;
+                }
             }
         }
     }
@@ -691,11 +691,12 @@ impl Task {
             if slice.started.elapsed() >= SLICE {
                 return Ok(false);
             }
-            if !self.missed.contains(&step.cpu)
-                && let Some(now) = Self::look(root, plan, step.cpu, lists, slice)?
-                && now == step.ours
-            {
-                return Err(conflict(plan, step.cpu, step.found, now));
+            if !self.missed.contains(&step.cpu) {
+                if let Some(now) = Self::look(root, plan, step.cpu, lists, slice)? {
+                    if now == step.ours {
+                        return Err(conflict(plan, step.cpu, step.found, now));
+                    }
+                }
             }
             self.looked += 1;
         }

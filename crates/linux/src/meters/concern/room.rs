@@ -29,15 +29,15 @@ pub(super) fn allow(root: &Root, processes: &[ProcessId], pages: u64) -> Result<
     for process in processes {
         for group in groups(root, *process, version_one) {
             let directory = format!("{mount}{group}");
-            if let Some(left) = left(root, &directory, version_one)
-                && left < needed
-            {
-                return Err(Refusal::Now(format!(
-                    "{directory} is {} MiB below the most memory that it is permitted, and counting needs room for {} MiB: its \
+            if let Some(left) = left(root, &directory, version_one) {
+                if left < needed {
+                    return Err(Refusal::Now(format!(
+                        "{directory} is {} MiB below the most memory that it is permitted, and counting needs room for {} MiB: its \
                      processes could be ended for lack of memory",
-                    left >> 20,
-                    needed >> 20
-                )));
+                        left >> 20,
+                        needed >> 20
+                    )));
+                }
             }
         }
     }

@@ -153,10 +153,10 @@ impl Atlas {
                     continue;
                 }
                 let place = self.locate(root, workload, process, address);
-                if let Some((image, at)) = place
-                    && let Some(start) = self.certain(image, at, &patched)
-                {
-                    self.seen.entry((image, start)).or_default().insert(at);
+                if let Some((image, at)) = place {
+                    if let Some(start) = self.certain(image, at, &patched) {
+                        self.seen.entry((image, start)).or_default().insert(at);
+                    }
                 }
             }
         }

@@ -189,7 +189,7 @@ impl Image {
                 .code
                 .stubs
                 .iter()
-                .any(|(from, to)| (*from..*to).contains(&address) && (address - from).is_multiple_of(STUB))
+                .any(|(from, to)| (*from..*to).contains(&address) && (address - from) % STUB == 0)
     }
 
     /// The code of a function.

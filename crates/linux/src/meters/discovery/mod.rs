@@ -232,15 +232,15 @@ fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
 /// its compiler learns what the program does.
 fn lost(memory: &Memory, key: &Key, why: &str) {
     let mut memory = lock(memory);
-    if let Some(Known::Found { found, .. }) = memory.remove(key)
-        && matches!(found.at, At::Compiled { .. })
-    {
-        let known = Known::Nothing {
-            why: Refusal::Now(why.to_owned()),
-            until: Instant::now() + REST_COMPILED,
-            account: None,
-        };
-        memory.insert(key.clone(), known);
+    if let Some(Known::Found { found, .. }) = memory.remove(key) {
+        if matches!(found.at, At::Compiled { .. }) {
+            let known = Known::Nothing {
+                why: Refusal::Now(why.to_owned()),
+                until: Instant::now() + REST_COMPILED,
+                account: None,
+            };
+            memory.insert(key.clone(), known);
+        }
     }
 }
 
@@ -425,12 +425,12 @@ impl Meter for PointsMeter {
     }
 
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
-        if !matches!(self.state, State::Over(_))
-            && let Some(why) = self.strangers.as_ref().and_then(|s| why_not(s, &self.root))
-        {
-            // What was found stays known: when they have gone it is counted at once. What is on goes now.
-            self.stop_search();
-            self.state = State::Over(why);
+        if !matches!(self.state, State::Over(_)) {
+            if let Some(why) = self.strangers.as_ref().and_then(|s| why_not(s, &self.root)) {
+                // What was found stays known: when they have gone it is counted at once. What is on goes now.
+                self.stop_search();
+                self.state = State::Over(why);
+            }
         }
         match &mut self.state {
             State::Over(why) => Err(unsupported(why)),

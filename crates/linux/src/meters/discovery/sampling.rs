@@ -262,8 +262,10 @@ impl Search<'_> {
                 Err(e) => return Err(refusal(&e)),
             }
             // Where that is not possible less is known of its code, and nothing wrong.
-            if alone && let Ok(sampler) = Sampler::open_bare(*thread, PLACES_PER_SECOND) {
-                found.places.push((*process, sampler));
+            if alone {
+                if let Ok(sampler) = Sampler::open_bare(*thread, PLACES_PER_SECOND) {
+                    found.places.push((*process, sampler));
+                }
             }
         }
         Ok(found)

@@ -801,10 +801,10 @@ impl<'a> Search<'a> {
         links: &mut Vec<Link>,
     ) -> Result<(), Refusal> {
         let several = self.subjects.len() > 1;
-        if let Some((_, identity)) = self.subjects.iter().find(|(p, _)| *p == process)
-            && let Err(why) = same_program(self.root, process, *identity)
-        {
-            return if several { Ok(()) } else { Err(why.into()) };
+        if let Some((_, identity)) = self.subjects.iter().find(|(p, _)| *p == process) {
+            if let Err(why) = same_program(self.root, process, *identity) {
+                return if several { Ok(()) } else { Err(why.into()) };
+            }
         }
         let attached = self
             .counters

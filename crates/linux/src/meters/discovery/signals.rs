@@ -25,10 +25,10 @@ impl Signals {
             let meter = kernel::Kernel
                 .open(root, workload, &id)
                 .or_else(|_| sockets::Sockets.open(root, workload, &id));
-            if let Ok(mut meter) = meter
-                && meter.read(workload).is_ok()
-            {
-                open.push((name, weak, meter));
+            if let Ok(mut meter) = meter {
+                if meter.read(workload).is_ok() {
+                    open.push((name, weak, meter));
+                }
             }
         }
         Self(open)

@@ -215,10 +215,10 @@ impl Search<'_> {
             }
             std::thread::sleep(BURDEN_BEAT);
             let paid = hits_between(&extra, &self.read(&burden)) as f64 * self.hit_cost();
-            if paid >= share
-                && let Some(attached) = slowing.take()
-            {
-                self.let_go(attached);
+            if paid >= share {
+                if let Some(attached) = slowing.take() {
+                    self.let_go(attached);
+                }
             }
         }
         up_to_date();

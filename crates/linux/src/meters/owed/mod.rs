@@ -277,11 +277,11 @@ impl Drop for On {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        if let Some(number) = self.number
+        if let Some(number) = self.number {
             // What the kernel could not take out, for want of memory for example, stays written down.
-            && !mending::is_left(&self.entries)
-        {
-            record::strike(number);
+            if !mending::is_left(&self.entries) {
+                record::strike(number);
+            }
         }
         GATE.leave();
     }

@@ -244,11 +244,11 @@ impl Ledger {
             // Who looked before the other may come after it.
             waited.waits = waited.waits.max(before.waits);
         }
-        if now.waited.is_none()
-            && let Rest::Waits(waits) = &mut self.rest
-        {
-            // The window would lack waits that were not known for a moment.
-            waits.begun = None;
+        if now.waited.is_none() {
+            if let Rest::Waits(waits) = &mut self.rest {
+                // The window would lack waits that were not known for a moment.
+                waits.begun = None;
+            }
         }
         if self.on {
             self.counted.add(&self.last, &now);
@@ -276,10 +276,10 @@ impl Ledger {
                 let here = now.waited.map(|waited| (waited, now.at));
                 if on && !self.on {
                     waits.begun = here;
-                } else if self.on
-                    && let Some((begun, ended)) = waits.begun.take().zip(here)
-                {
-                    waits.calibration.window(begun, ended);
+                } else if self.on {
+                    if let Some((begun, ended)) = waits.begun.take().zip(here) {
+                        waits.calibration.window(begun, ended);
+                    }
                 }
             }
         }

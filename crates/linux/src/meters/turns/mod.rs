@@ -937,10 +937,10 @@ impl<S: Subject> Turns<S> {
             // Rests make up for what that costs more than it may.
             self.share = Share::new(SHARE_MIN / 2.0);
         }
-        if let Err(why) = &self.apart
-            && !self.share.always()
-        {
-            return Err(Lost::Changed(self.not_in_turns(why)));
+        if let Err(why) = &self.apart {
+            if !self.share.always() {
+                return Err(Lost::Changed(self.not_in_turns(why)));
+            }
         }
         if always && !self.share.always() {
             // On again with the next turn, for its share. Where that cannot be done now, that one looks again.

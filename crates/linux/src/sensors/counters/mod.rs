@@ -408,10 +408,10 @@ fn open_groups(
     let encodings: Vec<Encoding> = events.iter().map(|e| e.1).collect();
     let mut threads = Vec::new();
     for process in workload.processes.iter().take(PROCESSES_MAX) {
-        if let Ok(dir) = open_process(root, *process)
-            && let Ok((list, _)) = numbers_in(&dir, "task", THREADS_LISTED_MAX)
-        {
-            threads.extend(list);
+        if let Ok(dir) = open_process(root, *process) {
+            if let Ok((list, _)) = numbers_in(&dir, "task", THREADS_LISTED_MAX) {
+                threads.extend(list);
+            }
         }
     }
     let step = threads.len().div_ceil(THREADS_MAX).max(1);

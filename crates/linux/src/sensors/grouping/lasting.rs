@@ -80,11 +80,10 @@ pub(super) fn unit(name: &str) -> String {
     }
     // Programs make scopes, people write services.
     if suffix == "scope" {
-        if let Some((head, number)) = base.rsplit_once('-')
-            && number.len() > 1
-            && number.chars().all(|c| c.is_ascii_digit())
-        {
-            return format!("{}-*.{suffix}", weak(head));
+        if let Some((head, number)) = base.rsplit_once('-') {
+            if number.len() > 1 && number.chars().all(|c| c.is_ascii_digit()) {
+                return format!("{}-*.{suffix}", weak(head));
+            }
         }
         return format!("{}.{suffix}", weak(base));
     }

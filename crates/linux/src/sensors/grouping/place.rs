@@ -208,37 +208,39 @@ impl Walk {
                 .and_then(|i| parts.get(i))
                 .copied()
                 .unwrap_or_default();
-            if by_root && let Some(found) = container(&parts, index) {
-                let place = found.place(&parts, index, to);
-                return Self {
-                    container: Some(place.clone()),
-                    place,
-                };
+            if by_root {
+                if let Some(found) = container(&parts, index) {
+                    let place = found.place(&parts, index, to);
+                    return Self {
+                        container: Some(place.clone()),
+                        place,
+                    };
+                }
             }
-            if by_root
-                && above == "user.slice"
-                && let Some(user) = number_between(part, "user-", ".slice")
-            {
-                holder = Some(of_user(user));
+            if by_root && above == "user.slice" {
+                if let Some(user) = number_between(part, "user-", ".slice") {
+                    holder = Some(of_user(user));
+                }
             }
             if is_unit(part) {
                 unit = Some(index);
                 let own = to(index);
                 delegating = is_manager(part) || is_inside && groups.delegates(hierarchy, &own, part);
-                if by_root && let Some(user) = number_between(part, "user@", ".service") {
-                    holder.get_or_insert_with(|| of_user(user));
-                    by_root = false;
+                if by_root {
+                    if let Some(user) = number_between(part, "user@", ".service") {
+                        holder.get_or_insert_with(|| of_user(user));
+                        by_root = false;
+                    }
                 }
             }
-            if by_root
-                && is_inside
-                && let Some(writer) = groups.writer(hierarchy, &to(index))
-            {
-                by_root = false;
-                holder.get_or_insert(match writer {
-                    Writer::User(user) => of_user(user),
-                    Writer::Others => Holder::Whoever,
-                });
+            if by_root && is_inside {
+                if let Some(writer) = groups.writer(hierarchy, &to(index)) {
+                    by_root = false;
+                    holder.get_or_insert(match writer {
+                        Writer::User(user) => of_user(user),
+                        Writer::Others => Holder::Whoever,
+                    });
+                }
             }
         }
         Self {

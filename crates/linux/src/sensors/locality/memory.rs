@@ -865,7 +865,7 @@ HugetlbPages:\t 2048 kB\nCpus_allowed_list:\t0-3\nMems_allowed:\t1\nMems_allowed
             Ok(())
         }
         fn is_huge(&mut self, address: u64) -> Option<bool> {
-            Some((address >> 21).is_multiple_of(2))
+            Some((address >> 21) % 2 == 0)
         }
     }
 

@@ -210,11 +210,10 @@ impl ThreadWatch {
         if used > 0 {
             *self.seconds.entry(stat.cpu).or_default() += (tick * used).as_secs_f64();
         }
-        if let Some(known) = before
-            && known.cpu != stat.cpu
-            && used > 0
-        {
-            self.found_moved.add(distance(shape, known.cpu, stat.cpu));
+        if let Some(known) = before {
+            if known.cpu != stat.cpu && used > 0 {
+                self.found_moved.add(distance(shape, known.cpu, stat.cpu));
+            }
         }
         if before.is_none() && self.threads.len() >= THREADS_MAX {
             return;
@@ -257,11 +256,10 @@ impl ThreadWatch {
             let (threads, ticks) = by_process.entry(*process).or_default();
             *threads += 1;
             *ticks = ticks.saturating_add(known.cpu_ticks);
-            if !seen
-                && self.age > 0.0
-                && let Some(place) = shape.place(known.cpu)
-            {
-                *by_cache.entry(place.llc).or_default() += known.cpu_seconds / self.age;
+            if !seen && self.age > 0.0 {
+                if let Some(place) = shape.place(known.cpu) {
+                    *by_cache.entry(place.llc).or_default() += known.cpu_seconds / self.age;
+                }
             }
         }
         if seen {
@@ -420,13 +418,13 @@ impl DispatchWatch {
         self.lost |= moves.lost > 0;
         for moved in moves.list {
             // Where it came from is known from its last arrival; of a thread not seen before, nothing is.
-            if let Some(from) = self.cpus.insert(moved.thread, moved.to)
-                && from != moved.to
-            {
-                self.seen
-                    .entry(moved.process)
-                    .or_default()
-                    .add(distance(shape, from, moved.to));
+            if let Some(from) = self.cpus.insert(moved.thread, moved.to) {
+                if from != moved.to {
+                    self.seen
+                        .entry(moved.process)
+                        .or_default()
+                        .add(distance(shape, from, moved.to));
+                }
             }
         }
         /// Threads that are remembered: those that ended stay until there are too many.
@@ -539,10 +537,10 @@ fn counts_of(proc: &Directory, (process, thread): (i32, i32), buffer: &mut Vec<u
     /// `sched` has some forty lines of sixty characters.
     const TEXT_MAX: usize = 16 * 1024;
     let leaf = format!("task/{thread}/sched");
-    if let Ok(text) = proc.read(ProcessFile::new(process, &leaf).name(), buffer, TEXT_MAX)
-        && let Some(counts) = text.whole().and_then(parse_sched)
-    {
-        return Some(counts);
+    if let Ok(text) = proc.read(ProcessFile::new(process, &leaf).name(), buffer, TEXT_MAX) {
+        if let Some(counts) = text.whole().and_then(parse_sched) {
+            return Some(counts);
+        }
     }
     let leaf = format!("task/{thread}/status");
     proc.read(ProcessFile::new(process, &leaf).name(), buffer, SMALL_FILE_MAX)

@@ -326,7 +326,7 @@ mod tests {
             return;
         }
         let own = ProcessId {
-            pid: std::process::id().cast_signed(),
+            pid: i32::try_from(std::process::id()).unwrap(),
             start_ticks: 0,
         };
         let mut subject = Compiled::new(&Root::default(), own, (0, 0), Vec::new());
