@@ -20,7 +20,7 @@ BUILD := $(CARGO) build --release --locked
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
 	javac:default-jdk-headless cc:gcc python3:python3 nginx:nginx haproxy:haproxy \
 	/usr/lib/systemd/systemd-sysctl:systemd /usr/bin/systemd-tmpfiles:systemd /usr/sbin/sysctl:procps \
-	/usr/bin/unshare:util-linux /usr/sbin/tuned:tuned
+	/usr/bin/unshare:util-linux /usr/sbin/tuned:tuned readelf:binutils
 # What the table of meters needs besides; the last two, which Debian does not have, are only unpacked (see tools/install-test-tools).
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
 	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
@@ -67,6 +67,7 @@ check: ## formatting and lints
 
 unit: ## the tests alone
 	$(CARGO) test --workspace --locked
+	tools/check-program --skip-on-newer-glibc target/debug/homeostat
 	python3 -B -m unittest discover --start-directory tools/tests
 
 vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them

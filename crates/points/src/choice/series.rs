@@ -40,7 +40,7 @@ impl Series {
             return f64::INFINITY;
         };
         let spread = moments(&ratios).1;
-        let rounding = self.rounding().hypot(other.rounding());
-        (spread * spread - rounding * rounding).max(0.0).sqrt()
+        let rounding = self.rounding().powi(2) + other.rounding().powi(2);
+        (spread * spread - rounding).max(0.0).sqrt()
     }
 }
