@@ -84,6 +84,28 @@ fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
     Seen::new(Limited, detail, "")
 }
 
+/// Whether control groups can be written: all that is ever written below `/sys`.
+fn control_groups_writable(root: &Root) -> Seen {
+    const ONE_OF: [&str; 3] = ["", "unified/", "memory/"];
+    let lists = ONE_OF.map(|hierarchy| format!("/sys/fs/cgroup/{hierarchy}cgroup.procs"));
+    let Some(list) = lists.iter().find(|list| root.path(list).exists()) else {
+        return Seen::new(Missing, "/sys/fs/cgroup has no control groups", "mount cgroup2");
+    };
+    match rustix::fs::access(root.path(list), rustix::fs::Access::WRITE_OK) {
+        Err(rustix::io::Errno::ROFS) => Seen::new(
+            Missing,
+            "/sys/fs/cgroup is mounted read-only",
+            "run homeostat on the host, or a container with -v /sys:/sys",
+        ),
+        Err(e) if root.is_live() => Seen::new(Missing, format!("{list}: {e}"), "run homeostat as root"),
+        _ => Seen::new(
+            Available,
+            "control groups below /sys/fs/cgroup can be written",
+            "",
+        ),
+    }
+}
+
 /// Whether an error of the system may pass by itself.
 fn may_pass(error: &std::io::Error) -> bool {
     matches!(
@@ -487,26 +509,10 @@ impl List {
             };
             self.add(id, without, seen);
         }
-        let seen = match rustix::fs::statvfs(root.path("/sys")) {
-            Ok(s) if s.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) => Seen::new(
-                Missing,
-                "/sys is mounted read-only",
-                "run homeostat on the host, not in a container",
-            ),
-            Ok(_) if !root.is_live() || rustix::process::geteuid().is_root() => {
-                Seen::new(Available, "/sys is mounted read-write", "")
-            }
-            Ok(_) => Seen::new(
-                Missing,
-                "/sys is read-write, but not for this user",
-                "run homeostat as root",
-            ),
-            Err(e) => Seen::new(Missing, format!("/sys: {e}"), "mount sysfs"),
-        };
         self.add(
             "sysfs.writable",
-            "host-wide settings cannot be tried; changes to processes can",
-            seen,
+            "readers cannot be limited, and workloads with a cpuset of their own cannot be placed",
+            control_groups_writable(root),
         );
         let lockdown = files::bytes(root, "/sys/kernel/security/lockdown", 4096);
         let mode = lockdown.as_deref().and_then(chosen).map(str::to_owned);
@@ -1531,6 +1537,20 @@ mod tests {
         list.add("c", "", Seen::new(Available, "", "").passing(true));
         assert_eq!(list.passing, [CapabilityId::new("a")]);
         assert_eq!(list.capabilities.len(), 3);
+    }
+
+    #[test]
+    fn control_groups_are_found_in_each_version_of_their_hierarchy() {
+        let tree = tempfile::tempdir().unwrap();
+        let root = Root::new(tree.path());
+        std::fs::create_dir_all(tree.path().join("sys/fs/cgroup/memory")).unwrap();
+        assert_eq!(control_groups_writable(&root).state, Missing);
+        for list in ["memory/cgroup.procs", "cgroup.procs"] {
+            let file = tree.path().join("sys/fs/cgroup").join(list);
+            std::fs::write(&file, "").unwrap();
+            assert_eq!(control_groups_writable(&root).state, Available, "{list}");
+            std::fs::remove_file(file).unwrap();
+        }
     }
 
     #[test]
