@@ -98,6 +98,8 @@ pub enum Command {
     Resume(commands::pause::Resume),
     /// Show what this machine can sense and do, and what is missing.
     Doctor(commands::doctor::Doctor),
+    /// Show which privileges homeostat needs, for what and why, and make the files that grant them.
+    Privileges(commands::privileges::Show),
     /// Show the machine's shape: caches, cores, memory nodes, distances, devices.
     Topology(commands::topology::Topology),
     /// Show where workloads run and their memory lies: local, near and far.
@@ -265,6 +267,7 @@ impl Command {
             Self::Pause(c) => c.run(context),
             Self::Resume(c) => c.run(context),
             Self::Doctor(c) => c.run(context),
+            Self::Privileges(c) => c.run(context),
             Self::Topology(c) => c.run(context),
             Self::Locality(c) => c.run(context),
             Self::Memory(c) => c.run(context),

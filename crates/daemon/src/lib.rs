@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod notify;
 pub mod places;
 pub mod printable;
+pub mod privileges;
 pub mod process;
 pub mod progress_place;
 pub mod recordings;

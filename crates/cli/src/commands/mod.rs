@@ -12,6 +12,7 @@ pub mod memory;
 pub mod meter;
 pub mod pause;
 pub mod plan;
+pub mod privileges;
 pub mod record;
 pub mod replay;
 pub mod report;

@@ -6,12 +6,14 @@ mod memory;
 mod meters;
 mod past;
 mod places;
+mod privileges;
 pub(crate) mod text;
 
 pub use memory::memory;
 pub use meters::{known_meters, meter_list, meter_test};
 pub use past::{experiment, past};
 pub use places::{locality, locality_of_one, placement, topology};
+pub use privileges::privileges;
 pub use text::{Look, bytes, effect, hours_or_less};
 
 use homeostat_daemon::api::{

@@ -1,0 +1,115 @@
+//! The container: the file of its image, the command that runs it, and its filter of system calls.
+
+use super::calls::NAMES;
+use super::{Need, Privileges, RUN};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+/// Directories of the host that the container shares: what must outlive it, and what others look for.
+const SHARED: [&str; 3] = ["/var/lib/homeostat", "/run/homeostat", "/etc/homeostat"];
+
+/// The image's file, with how to build and run it.
+pub(super) fn file(privileges: &Privileges) -> String {
+    let given = privileges.given();
+    let writes_settings = given
+        .iter()
+        .any(|need| matches!(need, Need::Write(path) if path.starts_with("/proc/sys")));
+    // In the order of their need: what restores the machine takes the first part alone.
+    // Without new privileges the engine loads the filter last, and its own calls need not pass it.
+    let mut privileged = vec![
+        "--pid=host --cgroupns=host --read-only --security-opt no-new-privileges".to_owned(),
+        "--security-opt seccomp=packaging/seccomp.json --security-opt label=disable --security-opt apparmor=unconfined"
+            .to_owned(),
+    ];
+    if writes_settings {
+        privileged.push("--security-opt unmask=/proc/sys".into());
+    }
+    let mut capabilities = vec!["--cap-drop=ALL".to_owned()];
+    for need in &given {
+        if let Need::Capability(name) = need {
+            capabilities.push(format!("--cap-add={}", name.trim_start_matches("CAP_")));
+        }
+    }
+    privileged.extend(capabilities.chunks(5).map(|some| some.join(" ")));
+    privileged.push("-v /sys:/sys -v /var/lib/homeostat:/var/lib/homeostat".into());
+    let indent = |lines: &[String]| {
+        lines
+            .iter()
+            .map(|line| format!("#       {line} \\\n"))
+            .collect::<String>()
+    };
+    let mut run = privileged.clone();
+    run.push(
+        "--network=host --restart=on-failure --stop-timeout=150 --ulimit memlock=-1:-1 --pids-limit=64"
+            .into(),
+    );
+    run.push(
+        SHARED[1..]
+            .iter()
+            .map(|path| format!("-v {path}:{path}"))
+            .collect::<Vec<_>>()
+            .join(" "),
+    );
+    let device: String = given
+        .iter()
+        .filter_map(|need| match need {
+            Need::Device { path, .. } => Some(format!(
+                "#\n# {path} is there where the module msr is loaded. For the hardware prefetchers add:\n#       -v \
+                 /dev/cpu:/dev/cpu --device-cgroup-rule='c 202:* rw'\n"
+            )),
+            _ => None,
+        })
+        .collect();
+    format!(
+        "# An image of homeostat: its static program alone, so that building it needs no network. Made by\n\
+         # `homeostat privileges --container`. From the top of the source:\n\
+         #\n\
+         #   make dist                                                       # or any static build of the program\n\
+         #   mkdir -p build/image && cp PROGRAM build/image/homeostat\n\
+         #   podman build -f packaging/Containerfile -t homeostat build/image\n\
+         #   mkdir -p {shared} && chmod 700 /var/lib/homeostat\n\
+         #   podman run -d --name homeostat \\\n\
+         {run}\
+         #       homeostat\n\
+         #   podman exec homeostat homeostat status\n\
+         #\n\
+         # It looks after the host, so it needs what the table of `homeostat privileges` says: all processes (--pid=host), the\n\
+         # host's control groups and settings (/sys, --cgroupns=host, /proc/sys), the servers' own ports (--network=host).\n\
+         # /var/lib/homeostat must outlive the container: the journal in it is what restores the machine after a kill. Stopping\n\
+         # it undoes everything, for which it has the stop timeout; after a kill,\n\
+         #   podman run --rm --network=none \\\n\
+         {restore}\
+         #       homeostat restore\n\
+         # does. A change by hand (`homeostat tunable set`) writes other settings, too: run that command on the host, or in a\n\
+         # container with --privileged instead of the options from --security-opt to --cap-add. The same is the way out where an\n\
+         # engine does not know one of these options.\n\
+         {device}\
+         FROM scratch\n\
+         COPY homeostat /usr/bin/homeostat\n\
+         ENV PATH=/usr/bin\n\
+         STOPSIGNAL SIGTERM\n\
+         ENTRYPOINT [\"/usr/bin/homeostat\"]\n\
+         CMD [{command}]\n",
+        command = RUN.map(|word| format!("\"{word}\"")).join(", "),
+        shared = SHARED.join(" "),
+        run = indent(&run),
+        restore = indent(&privileged),
+    )
+}
+
+/// The filter, as container engines read it: what is not named fails.
+pub(super) fn seccomp(privileges: &Privileges) -> String {
+    let mut names: BTreeSet<&str> = NAMES.split_ascii_whitespace().collect();
+    names.extend(privileges.given().iter().filter_map(|need| match need {
+        Need::Call(name) => Some(*name),
+        _ => None,
+    }));
+    let filter = json!({
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": 1,
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [{ "names": names, "action": "SCMP_ACT_ALLOW" }],
+    });
+    // A value of this shape can always be written.
+    serde_json::to_string_pretty(&filter).unwrap_or_default() + "\n"
+}

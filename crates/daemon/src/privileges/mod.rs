@@ -1,0 +1,238 @@
+//! What homeostat needs of the system: one table, from which the systemd unit and the container's files are made.
+//!
+//! A row of [`TABLE`] names a privilege, who needs it, and why. A configuration that switches a strategy off loses the rows
+//! that only this strategy has. Rows of later work say whether its privilege is given now.
+//!
+//! Paths keep faults of homeostat from writing where nothing is to be written. They do not hold a daemon that somebody has
+//! taken over: with `CAP_SYS_PTRACE` it reaches the file system of another process.
+
+mod calls;
+mod container;
+mod table;
+mod unit;
+
+use homeostat_engine::Policy;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::fmt;
+
+pub use table::TABLE;
+
+/// How packages and the container image start the daemon.
+const RUN: [&str; 1] = ["run"];
+
+/// One privilege.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// A capability (`capabilities(7)`).
+    Capability(&'static str),
+    /// A system call beyond those that every service makes.
+    Call(&'static str),
+    /// A file or directory of `/proc/sys` or `/sys` that is written.
+    Write(&'static str),
+    /// A device.
+    Device {
+        /// As `DeviceAllow=` of a unit names it.
+        name: &'static str,
+        /// Its files.
+        path: &'static str,
+        /// `r`, `w` or both.
+        access: &'static str,
+    },
+    /// A family of socket addresses.
+    Family(&'static str),
+    /// A kind of namespace that is entered.
+    Namespace(&'static str),
+    /// A socket of the service manager.
+    Socket(&'static str),
+}
+
+/// Who needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The daemon as a process, whatever is switched on.
+    Always,
+    /// What is sensed.
+    Sensors,
+    /// What counts useful work.
+    Meters,
+    /// These strategies, by id.
+    Strategies(&'static [&'static str]),
+    /// Work that does not exist yet.
+    Later(&'static str),
+}
+
+/// Whether it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    /// Given.
+    Given,
+    /// Nothing has to be given: another row does, or no privilege stands before it.
+    Covered,
+    /// Refused until something needs it.
+    Withheld,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The privilege.
+    pub need: Need,
+    /// Who needs it.
+    pub by: By,
+    /// Whether it is given.
+    pub decision: Decision,
+    /// For people: a sentence.
+    pub why: &'static str,
+}
+
+impl Need {
+    /// What kind of privilege it is.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Capability(_) => "capability",
+            Self::Call(_) => "system call",
+            Self::Write(_) => "path written",
+            Self::Device { .. } => "device",
+            Self::Family(_) => "address family",
+            Self::Namespace(_) => "namespace",
+            Self::Socket(_) => "socket",
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Capability(name)
+            | Self::Call(name)
+            | Self::Write(name)
+            | Self::Family(name)
+            | Self::Namespace(name)
+            | Self::Socket(name) => name,
+            Self::Device { path, .. } => path,
+        }
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always => f.write_str("always"),
+            Self::Sensors => f.write_str("sensors"),
+            Self::Meters => f.write_str("meters"),
+            Self::Strategies(ids) => f.write_str(&ids.join(", ")),
+            Self::Later(what) => write!(f, "later: {what}"),
+        }
+    }
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let strategies: &[&str] = match self.by {
+            By::Strategies(ids) => ids,
+            _ => &[],
+        };
+        let mut row = serializer.serialize_struct("Row", 6)?;
+        row.serialize_field("kind", self.need.kind())?;
+        row.serialize_field("name", self.need.name())?;
+        row.serialize_field("by", &self.by.to_string())?;
+        row.serialize_field("strategies", strategies)?;
+        row.serialize_field("decision", &self.decision)?;
+        row.serialize_field("why", self.why)?;
+        row.end()
+    }
+}
+
+/// The rows that a configuration leaves.
+#[derive(Clone, Debug, Serialize)]
+pub struct Privileges {
+    /// Version of the JSON.
+    schema: u32,
+    /// Strategies that are switched off.
+    off: Vec<&'static str>,
+    /// In the order of the table.
+    rows: Vec<Row>,
+}
+
+impl Privileges {
+    /// Those of a policy: a strategy that is off for all workloads needs nothing.
+    pub fn of(policy: &Policy) -> Self {
+        let used = |id: &str| {
+            policy.strategies.get(id).copied().unwrap_or(true)
+                || policy
+                    .workloads
+                    .iter()
+                    .any(|rule| rule.strategies.get(id) == Some(&true))
+        };
+        let is_left = |row: &&Row| match row.by {
+            By::Strategies(ids) => ids.iter().any(|id| used(id)),
+            By::Always | By::Sensors | By::Meters | By::Later(_) => true,
+        };
+        let named: BTreeSet<&'static str> = TABLE
+            .iter()
+            .filter_map(|row| match row.by {
+                By::Strategies(ids) => Some(ids),
+                _ => None,
+            })
+            .flatten()
+            .copied()
+            .collect();
+        Self {
+            schema: crate::api::SCHEMA,
+            off: named.into_iter().filter(|id| !used(id)).collect(),
+            rows: TABLE.iter().filter(is_left).copied().collect(),
+        }
+    }
+
+    /// The rows, in the order of the table.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Strategies that are switched off for all workloads.
+    pub fn off(&self) -> &[&'static str] {
+        &self.off
+    }
+
+    /// What is given, each once, in the order of the table.
+    fn given(&self) -> Vec<Need> {
+        let mut seen = BTreeSet::new();
+        self.rows
+            .iter()
+            .filter(|row| row.decision == Decision::Given && seen.insert(row.need))
+            .map(|row| row.need)
+            .collect()
+    }
+
+    /// The rows of one privilege that give it.
+    fn reasons(&self, need: Need) -> impl Iterator<Item = &Row> {
+        self.rows
+            .iter()
+            .filter(move |row| row.need == need && row.decision == Decision::Given)
+    }
+
+    /// The systemd unit.
+    pub fn unit(&self) -> String {
+        unit::whole(self)
+    }
+
+    /// A drop-in for the shipped unit that leaves only these rows.
+    pub fn drop_in(&self) -> String {
+        unit::drop_in(self)
+    }
+
+    /// The file from which a container image is made, with the command that runs it.
+    pub fn container(&self) -> String {
+        container::file(self)
+    }
+
+    /// The container's filter of system calls.
+    pub fn seccomp(&self) -> String {
+        container::seccomp(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;
