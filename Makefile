@@ -121,14 +121,19 @@ deb: build ## a Debian package, in build/
 test-deb: deb root-tools ## install, run, upgrade and purge it in a clean root (as root; needs the network)
 	tools/test-deb "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
-test-systemd: deb vm-tools root-tools ## boot an emulated Debian with the package and systemd, and try the service (as root; needs the network)
-	vm/systemd-test "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+test-systemd: deb vm-tools root-tools ## boot an emulated Debian 12 and 13 with the package and systemd, and try the service (as root; needs the network)
+	$(BUILD) -p homeostat-guest
+	for release in bookworm trixie; do \
+		vm/systemd-test --release $$release "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)" || exit; \
+	done
 
 file-cache-speed: build vm-tools root-tools ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs the network); SPEED_ARGS are passed on
 	vm/file-cache-speed $(SPEED_ARGS)
 
-test-container: deb ## build the container image, and kill, restore and stop it in trials (as root; needs podman)
-	tools/test-container "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+test-container: ## build the container image; try each effector in it; kill, restore and stop it in trials (as root; needs podman)
+	$(BUILD) -p homeostat-guest -p homeostat-workloads
+	RUSTFLAGS="$(RUSTFLAGS) -C target-feature=+crt-static" $(BUILD) -p homeostat-cli --target $$(uname -m)-unknown-linux-gnu --target-dir target/static
+	tools/test-container target/static/$$(uname -m)-unknown-linux-gnu/release/homeostat
 
 fuzz: ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
 	tools/fuzz
