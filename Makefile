@@ -38,12 +38,16 @@ VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:nu
 PACKAGES ?= build
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## build the program and the workloads, optimised
+# Before anything is built or installed: one sentence where cargo is missing or too old.
+cargo-there:
+	@tools/need-cargo $(CARGO)
+
+build: cargo-there ## build the program and the workloads, optimised
 	$(BUILD) -p homeostat-cli -p homeostat-workloads
 
 run: build ## build and start the daemon in the foreground (as root)
@@ -55,26 +59,32 @@ demo: build ## a real gain, proven live on a real process, in under five minutes
 demo-file-cache: build ## a big reader pushes a program's pages out of memory, and is contained, in under five minutes (as root)
 	$(PROGRAM) demo file-cache
 
-test: announce test-tools vm-tools-if-any check unit vm-machines ## formatting, lints, tests, emulated machines; installs what is missing (as root)
+test: cargo-there announce test-tools vm-tools-if-any check unit vm-machines ## formatting, lints, tests, emulated machines; installs what is missing (as root)
 
 announce:
 	@echo "make test: installs the Debian packages that are missing; formatting and lints; the tests; and at last"
 	@echo "emulated machines with several NUMA nodes (vm/README.md), about five minutes on two cores that do little else."
 
-check: ## formatting and lints
+msrv: cargo-there root-tools ## compile everything with the Rust of Debian 13, in a Debian 13 (as root; needs the network)
+	tools/debian-build check
+
+arm64: cargo-there root-tools ## build the program for arm64 in a Debian 13, and run it in QEMU's user emulation (as root; needs the network)
+	tools/debian-build arm64
+
+check: cargo-there ## formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-unit: ## the tests alone
+unit: cargo-there ## the tests alone
 	$(CARGO) test --workspace --locked
 	tools/check-program --skip-on-newer-glibc target/debug/homeostat
 	python3 -B -m unittest discover --start-directory tools/tests
 
-vm-test: vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
+vm-test: cargo-there vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run
 	vm/vm-test $(VM_ARGS) $(SHAPE)
 
-vm-demo: vm-tools ## the demo on the kernels of Debian 12 and 13 as they are set there (large pages: always), some five minutes
+vm-demo: cargo-there vm-tools ## the demo on the kernels of Debian 12 and 13 as they are set there (large pages: always), some five minutes
 	$(CARGO) build --workspace --locked
 	vm/vm-test $(VM_ARGS) debian-12 debian-13
 
@@ -130,12 +140,12 @@ test-systemd: deb vm-tools root-tools ## boot an emulated Debian 12 and 13 with 
 file-cache-speed: build vm-tools root-tools ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs the network); SPEED_ARGS are passed on
 	vm/file-cache-speed $(SPEED_ARGS)
 
-test-container: ## build the container image; try each effector in it; kill, restore and stop it in trials (as root; needs podman)
+test-container: cargo-there ## build the container image; try each effector in it; kill, restore and stop it in trials (as root; needs podman)
 	$(BUILD) -p homeostat-guest -p homeostat-workloads
 	RUSTFLAGS="$(RUSTFLAGS) -C target-feature=+crt-static" $(BUILD) -p homeostat-cli --target $$(uname -m)-unknown-linux-gnu --target-dir target/static
 	tools/test-container target/static/$$(uname -m)-unknown-linux-gnu/release/homeostat
 
-fuzz: ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
+fuzz: cargo-there ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
 	tools/fuzz
 
 uninstall: ## remove what install put there

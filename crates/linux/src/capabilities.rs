@@ -1523,6 +1523,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn large_pages_are_refused_where_pages_are_not_of_4_kib() {
+        assert!(other_pages(4096).is_none());
+        let refused = other_pages(65_536).unwrap();
+        assert_eq!(refused.state, Missing);
+        assert_eq!(
+            refused.detail,
+            "the pages of this kernel have 64 KiB, and only 4 KiB are supported"
+        );
+    }
+
+    #[test]
     fn what_may_pass_is_remembered_for_another_probe() {
         let short = std::io::Error::from_raw_os_error(libc::ENOMEM);
         let absent = std::io::Error::from_raw_os_error(libc::ENOSYS);

@@ -194,7 +194,7 @@ impl Host {
     pub fn new(root: Root) -> Self {
         let large = files::text(&root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
             .and_then(|t| number(t.as_bytes()))
-            .unwrap_or(2 * 1024 * 1024);
+            .unwrap_or_else(|| topology::large_page_of(topology::page_size(&root).0));
         let huge_pages = HugePages::new(root.clone());
         Self {
             files: Files::new(&root),
@@ -330,6 +330,25 @@ mod tests {
             parse_free_blocks(b"Node 0, zone\nrubbish", 4096, 2 << 20),
             Bytes::ZERO
         );
+        // Pages of 64 KiB, as arm64 may have: order 13 = 512 MiB, the largest.
+        let text = b"Node 0, zone      DMA      9 9 9 9 9 9 9 9 9 9 9 9 9 3\n";
+        assert_eq!(
+            parse_free_blocks(text, 65_536, 512 << 20),
+            Bytes::from_mib(3 * 512)
+        );
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_tell_it_the_large_page_follows_from_the_page() {
+        let made = tempfile::tempdir().unwrap();
+        let config = made.path().join("boot/config-6.8.0-64k");
+        std::fs::create_dir_all(config.parent().unwrap()).unwrap();
+        std::fs::create_dir_all(made.path().join("proc/sys/kernel")).unwrap();
+        std::fs::write(made.path().join("proc/sys/kernel/osrelease"), "6.8.0-64k\n").unwrap();
+        for (pages, large) in [("4K", 2), ("16K", 32), ("64K", 512)] {
+            std::fs::write(&config, format!("CONFIG_ARM64_{pages}_PAGES=y\n")).unwrap();
+            assert_eq!(Host::new(Root::new(made.path())).large, large << 20, "{pages}");
+        }
     }
 
     #[test]

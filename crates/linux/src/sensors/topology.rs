@@ -249,12 +249,18 @@ pub fn page_size(root: &Root) -> Bytes {
         let large = large.and_then(|t| number(t.as_bytes()))?;
         [4096u64, 16_384, 65_536]
             .into_iter()
-            .find(|page| page * page / 8 == large)
+            .find(|page| large_page_of(*page) == large)
     };
     by_vector
         .or_else(by_kernel)
         .or_else(by_large_page)
         .map_or(own, Bytes)
+}
+
+/// Size of the large page that goes with a page, in bytes: what one page full of entries of 8 bytes maps. Source: `PMD_SIZE` of
+/// x86-64 and arm64 in the kernel.
+pub(super) fn large_page_of(page: u64) -> u64 {
+    page.saturating_mul(page / 8)
 }
 
 /// `AT_PAGESZ` of an auxiliary vector of 64-bit words (getauxval(3)).
