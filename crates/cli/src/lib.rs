@@ -36,11 +36,12 @@ ERRORS
 
 FILES
   /etc/homeostat/homeostat.toml   configuration (optional), with drop-ins in homeostat.d/
-  /var/lib/homeostat              journal and history
+  /var/lib/homeostat              journal, history and switch
   /run/homeostat/io.homeostat     control socket (Varlink)
 
 EXAMPLES
   homeostat run                   start the daemon in the foreground (as root)
+  homeostat on                    let it act, also after a reboot; `homeostat off` undoes all
   homeostat status                what it does at the moment
   homeostat explain redis-server  why, step by step
   homeostat undo --all            take everything back";
@@ -88,6 +89,10 @@ pub enum Command {
     Plan(commands::plan::Plan),
     /// Show what a person could do and homeostat may not; do it, or do not see it again.
     Advice(commands::advice::Advice),
+    /// Let homeostat act: try changes, and keep what is proven to help.
+    On(commands::switch::On),
+    /// Undo everything, change nothing from now on, and stay so until `homeostat on`.
+    Off(commands::switch::Off),
     /// Undo one change or all of them.
     Undo(commands::undo::Undo),
     /// Undo what a dead daemon left behind.
@@ -125,6 +130,9 @@ pub enum Command {
     /// Write the manual pages into a directory.
     #[command(visible_alias = "man")]
     Manual(commands::documents::Manual),
+    /// Undo everything, and keep an older version from acting where this one is switched off. For packages.
+    #[command(hide = true, name = "prepare-downgrade")]
+    Downgrade(commands::downgrade::Downgrade),
     /// Started by the daemon alone: reads parts of files in the control groups of others.
     #[command(hide = true, name = homeostat_daemon::wiring::FETCHER)]
     Fetch,
@@ -262,6 +270,8 @@ impl Command {
             Self::Report(c) => c.run(context),
             Self::Plan(c) => c.run(context),
             Self::Advice(c) => c.run(context),
+            Self::On(c) => c.run(context),
+            Self::Off(c) => c.run(context),
             Self::Undo(c) => c.run(context),
             Self::Restore(c) => c.run(context),
             Self::Pause(c) => c.run(context),
@@ -280,6 +290,7 @@ impl Command {
             Self::Config(c) => c.run(context),
             Self::Completions(c) => c.run(context),
             Self::Manual(c) => c.run(context),
+            Self::Downgrade(c) => c.run(context),
             Self::Fetch => homeostat_daemon::wiring::fetch().map_err(|e| {
                 Failure::Report(
                     failure::Kind::Failed,

@@ -79,7 +79,11 @@ fn commands_in(text: &str, is_made: bool) -> Vec<String> {
             // Pipes, chains and comments of a shell each begin anew.
             for part in span.split(['|', ';', '#']).flat_map(|p| p.split("&&")) {
                 let part = part.trim().trim_start_matches("$ ").trim_start_matches("sudo ");
-                if let Some(rest) = part.strip_prefix("homeostat ") {
+                // "homeostat is on" is what the program says.
+                if let Some(rest) = part
+                    .strip_prefix("homeostat ")
+                    .filter(|rest| !rest.starts_with("is "))
+                {
                     found.push(rest.to_owned());
                 }
             }

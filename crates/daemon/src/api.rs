@@ -68,6 +68,9 @@ pub struct Status {
     pub mode: String,
     /// Whether an operator paused it.
     pub paused: bool,
+    /// Whether it may act, and how that is changed; absent in what an earlier version or a recording says.
+    #[serde(default)]
+    pub switch: Option<Switch>,
     /// The host in one line.
     pub machine: String,
     /// Its load.
@@ -93,6 +96,36 @@ pub struct Status {
     pub calibration: Calibration,
     /// What is wrong or limited in the daemon itself, such as a history that can not be written.
     pub notes: Vec<String>,
+}
+
+/// Whether homeostat may act, who says so, and how that is changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switch {
+    /// Whether it tries changes and keeps what is proven to help. Otherwise it advises and changes nothing.
+    pub on: bool,
+    /// Who says so: `default`, `switch`, `configuration` or `command line`.
+    pub by: String,
+    /// Since when the switch stands so; absent where that is not known.
+    pub since_unix: Option<u64>,
+    /// Who says so and since when, in words.
+    pub why: String,
+    /// How it is changed: a command, or what to do.
+    pub change: String,
+}
+
+impl Switch {
+    /// One line for people: whether it acts, why, and how that is changed.
+    pub fn sentence(&self) -> String {
+        let (why, change) = (&self.why, &self.change);
+        let (state, other) = match self.on {
+            true => (
+                "on: it tries changes and keeps what is proven to help",
+                "Undo all",
+            ),
+            false => ("off: it advises and changes nothing", "Let it act"),
+        };
+        format!("homeostat is {state} ({why}). {other}: {change}")
+    }
 }
 
 /// The host in the interval of the last sample.
@@ -674,6 +707,7 @@ impl Status {
         let (view, age) = board.fresh_view_with_age();
         Self {
             view_age_s: age.map(|age| age.as_secs_f64()),
+            switch: board.switch(),
             ..Self::new(&view, std::process::id(), &board.notes())
         }
     }
@@ -696,6 +730,7 @@ impl Status {
             view_age_s: None,
             mode: view.mode.clone(),
             paused: view.paused,
+            switch: None,
             machine: view.machine.clone(),
             host: Host {
                 cpus: view.host.cpus,

@@ -1,7 +1,7 @@
 //! What the loop publishes and others read: the latest view, and the story so far. Readers never touch the loop; who finds the
 //! view old asks it for a new one and does not wait for long.
 
-use crate::api::StoryLine;
+use crate::api::{StoryLine, Switch};
 use crate::control::{Ask, Errand, Post};
 use homeostat_engine::View;
 use std::collections::VecDeque;
@@ -31,6 +31,7 @@ struct Shown {
     /// How to ask it. Whoever serves the readers has it; the loop must end when nobody can ask any more.
     post: Option<Weak<dyn Fn(Errand) -> bool + Send + Sync>>,
     notes: Arc<Vec<String>>,
+    switch: Option<Switch>,
     story: VecDeque<StoryLine>,
     /// Number of the next line.
     next: u64,
@@ -68,6 +69,16 @@ impl Board {
     /// Replaces the notes about the daemon itself.
     pub fn set_notes(&self, notes: Vec<String>) {
         self.lock().notes = Arc::new(notes);
+    }
+
+    /// Replaces what is known of the switch.
+    pub fn set_switch(&self, switch: Switch) {
+        self.lock().switch = Some(switch);
+    }
+
+    /// Whether homeostat may act; `None` before the daemon has said so.
+    pub fn switch(&self) -> Option<Switch> {
+        self.lock().switch.clone()
     }
 
     /// Adds a line to the story and wakes those who follow it.

@@ -1,7 +1,7 @@
 //! The other end of the control socket, for the command line: with timeouts, and with errors that say what to do.
 
 use crate::api::{Explanation, Plan, Status, StoryLine};
-use crate::control::NAME;
+use crate::control::{NAME, Switched};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -268,6 +268,14 @@ impl Client {
     /// [`ClientError`].
     pub fn undo_all(&mut self) -> Result<Vec<u64>, ClientError> {
         Ok(self.call::<ActionsReply>("UndoAll", &json!({}))?.actions)
+    }
+
+    /// Sets the switch; off undoes everything. Returns when the request is taken.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn switch(&mut self, on: bool) -> Result<Switched, ClientError> {
+        self.call("Switch", &json!({"on": on}))
     }
 
     /// Starts no new trial.

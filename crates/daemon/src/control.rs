@@ -5,10 +5,10 @@
 //! serves each connection, at most [`CONNECTIONS_MAX`]. They read the [`Board`] and put requests into a bounded
 //! channel; none of them touches the loop.
 
-use crate::api::{Explanation, Found, Plan, Status, find_workload};
+use crate::api::{Explanation, Found, Plan, Status, Switch, find_workload};
 use crate::board::Board;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -57,6 +57,8 @@ pub enum Ask {
     Undo(u64),
     /// Undo everything.
     UndoAll,
+    /// Set the switch: let homeostat act, or undo everything and only advise.
+    Switch(bool),
     /// Read the configuration again.
     Reload,
     /// Publish the state as it is now.
@@ -70,12 +72,27 @@ pub enum Answer {
     Taken,
     /// The request was taken for these actions.
     Actions(Vec<u64>),
+    /// The switch was asked for.
+    Switched(Box<Switched>),
     /// No such action; these are in force.
     NoSuchAction(Vec<u64>),
     /// Reloaded; these changes need a restart.
     Reloaded(Vec<String>),
     /// The configuration is not valid.
     BadConfiguration(String),
+}
+
+/// What came of the switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switched {
+    /// Whether it stood otherwise before.
+    pub changed: bool,
+    /// The changes that were in force, of which all are being undone if it is off.
+    pub actions: Vec<u64>,
+    /// How it stands now.
+    pub switch: Switch,
+    /// Why it is not as it was asked for, or will not stay so over a restart.
+    pub problem: Option<String>,
 }
 
 /// A request on its way to the loop.
@@ -454,6 +471,11 @@ struct FollowParameters {
 }
 
 #[derive(Deserialize)]
+struct SwitchParameters {
+    on: bool,
+}
+
+#[derive(Deserialize)]
 struct UndoParameters {
     action: u64,
 }
@@ -483,6 +505,7 @@ impl Desk {
         match reply.recv_timeout(ANSWER_PATIENCE) {
             Ok(Answer::Taken) => Ok(json!({})),
             Ok(Answer::Actions(actions)) => Ok(json!({"actions": actions})),
+            Ok(Answer::Switched(switched)) => Ok(json!(switched)),
             Ok(Answer::Reloaded(notes)) => Ok(json!({"notes": notes})),
             Ok(Answer::NoSuchAction(in_force)) => {
                 Err(("ActionNotFound", json!({"action": undone, "in_force": in_force})))
@@ -559,6 +582,10 @@ impl varlink::Interface for Desk {
             "UndoAll" => self.ask(Ask::UndoAll),
             "Pause" => self.ask(Ask::Pause),
             "Resume" => self.ask(Ask::Resume),
+            "Switch" => match Self::parameters::<SwitchParameters>(call) {
+                Ok(p) => self.ask(Ask::Switch(p.on)),
+                Err(_) => return call.reply_invalid_parameter("on".into()),
+            },
             "Reload" => self.ask(Ask::Reload),
             _ => return call.reply_method_not_found(method),
         };

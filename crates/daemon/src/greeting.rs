@@ -1,10 +1,11 @@
 //! What the daemon says when it starts, so that nobody has to wonder what it is doing: who it is, where it runs, what
 //! it looks at and how often, what it can do here and what it leaves alone; and after the first look, what it saw.
 
+use crate::api::Switch;
 use crate::service::host_story;
 use crate::settings::{Loaded, Settings};
 use homeostat_engine::view::WorkloadView;
-use homeostat_engine::{Mode, Profile, Stage, Story, Strategy, View};
+use homeostat_engine::{Profile, Stage, Story, Strategy, View};
 use homeostat_model::{Machine, Nanoseconds};
 
 /// Ignored workloads that are named after the first look: the largest ones.
@@ -15,18 +16,19 @@ const RULES_MAX: usize = 5;
 const LOOK_PATIENCE: Nanoseconds = Nanoseconds::from_secs(75);
 
 /// The lines of the start. `machine` as probed, so that refusals are named before anything is tried.
-pub fn lines(loaded: &Loaded, machine: &Machine, strategies: &[Box<dyn Strategy>]) -> Vec<Story> {
+pub fn lines(
+    loaded: &Loaded,
+    switch: &Switch,
+    machine: &Machine,
+    strategies: &[Box<dyn Strategy>],
+) -> Vec<Story> {
     let settings = &loaded.settings;
     let policy = &settings.policy;
-    let mode = match policy.mode {
-        Mode::Act => "tries, proves, keeps or undoes",
-        Mode::AdviseOnly => "advises only: it says what it would try and changes nothing",
-        Mode::Calibrate => "calibrates itself: placebo experiments only, nothing is changed",
-    };
     let mut said = vec![
+        (switch.sentence(), false),
         (
             format!(
-                "homeostat {} (process {}) {mode}",
+                "version {}, process {}",
                 env!("CARGO_PKG_VERSION"),
                 std::process::id()
             ),
@@ -241,11 +243,22 @@ mod tests {
         }
     }
 
+    fn switch() -> Switch {
+        Switch {
+            on: false,
+            by: "switch".into(),
+            since_unix: None,
+            why: "switched off".into(),
+            change: "homeostat on".into(),
+        }
+    }
+
     fn loaded() -> Loaded {
         Loaded {
             settings: Settings::default(),
             layers: Vec::new(),
             seed_given: false,
+            mode_from: None,
         }
     }
 
@@ -263,8 +276,14 @@ mod tests {
                 ..WorkloadRule::default()
             });
         }
-        let text = all_text(&lines(&loaded, &machine(), &homeostat_strategies::all()));
+        let text = all_text(&lines(
+            &loaded,
+            &switch(),
+            &machine(),
+            &homeostat_strategies::all(),
+        ));
         for part in [
+            "homeostat is off: it advises and changes nothing (switched off). Let it act: homeostat on",
             env!("CARGO_PKG_VERSION"),
             "Linux 6.12.1",
             "virtual machine (KVM)",
@@ -286,7 +305,12 @@ mod tests {
             .policy
             .strategies
             .insert("large_pages".into(), false);
-        let text = all_text(&lines(&loaded, &machine(), &homeostat_strategies::all()));
+        let text = all_text(&lines(
+            &loaded,
+            &switch(),
+            &machine(),
+            &homeostat_strategies::all(),
+        ));
         assert!(
             text.contains("large_pages is switched off in the configuration"),
             "{text}"

@@ -24,6 +24,7 @@ pub mod recordings;
 pub mod report;
 pub mod service;
 pub mod settings;
+pub mod switch;
 pub mod tunables;
 pub mod watch;
 pub mod wiring;

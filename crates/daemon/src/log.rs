@@ -203,6 +203,30 @@ pub fn time_of_day(unix_seconds: u64) -> String {
     format!("{:02}:{:02}:{:02}Z", s / 3600, s / 60 % 60, s % 60)
 }
 
+/// `2026-11-22 05:31 UTC`.
+pub fn date_and_time(unix: u64) -> String {
+    // Days to a date of the Gregorian calendar, years beginning in March (Hinnant, "chrono-compatible low-level date
+    // algorithms").
+    let days = unix / 86_400 + 719_468;
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
+        unix / 3600 % 24,
+        unix / 60 % 60
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,5 +342,19 @@ mod tests {
         );
         let json = Log::new(LogFormat::Json, false).render(&said);
         assert_eq!(serde_json::from_str::<StoryLine>(&json).unwrap(), said);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (unix, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_735_689_599, "2024-12-31 23:59 UTC"),
+            (4_107_542_399, "2100-02-28 23:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(date_and_time(unix), text);
+        }
     }
 }

@@ -100,6 +100,14 @@ pub fn render(s: &Status) -> String {
         f64::from(u8::from(s.paused)),
     );
     t.gauge(
+        "homeostat_on",
+        "",
+        "1 while it may act; 0 while it is switched off and advises only.",
+        s.switch
+            .as_ref()
+            .map_or(f64::NAN, |switch| f64::from(u8::from(switch.on))),
+    );
+    t.gauge(
         "homeostat_state_time_seconds",
         "seconds",
         "When this was true, since the epoch.",

@@ -1,7 +1,7 @@
 //! The stable JSON shapes of what the command line reads without the daemon: the doctor's findings and the past.
 //! The same rules as in [`crate::api`] hold.
 
-use crate::api::{Effect, SCHEMA};
+use crate::api::{Effect, SCHEMA, Switch};
 use homeostat_model::{ExperimentRecord, Machine};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +54,9 @@ pub struct Diagnosis {
     pub capabilities: Vec<Capability>,
     /// The strategies.
     pub strategies: Vec<StrategyState>,
+    /// Whether a daemon that starts now would act; absent where this user may not know, and for another machine.
+    #[serde(default)]
+    pub switch: Option<Switch>,
 }
 
 impl Diagnosis {
@@ -87,6 +90,7 @@ impl Diagnosis {
             huge_page_bytes: machine.huge_page_size.0,
             capabilities,
             strategies,
+            switch: None,
         }
     }
 

@@ -5,13 +5,14 @@
 
 use crate::api::StoryLine;
 use crate::board::{self, Board};
-use crate::control::{Answer, Ask, Errand, Post};
+use crate::control::{Answer, Ask, Errand, Post, Switched};
 use crate::greeting::FirstLook;
 use crate::log::{Log, Repetition};
 use crate::machine_lock::Sole;
 use crate::notify::Manager;
 use crate::process::OwnWaits;
 use crate::settings::{self, Loaded, Settings, Sources};
+use crate::switch::Standing;
 use crate::watch::Book;
 use homeostat_engine::view::KeptSmallView;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
@@ -212,8 +213,10 @@ pub struct Service<'a> {
     pub manager: Manager,
     /// Where lines go.
     pub log: Log,
-    /// The settings in force.
+    /// The settings in force; of the policy, [`Standing::policy`] makes what the engine gets.
     pub settings: Settings,
+    /// Whether it may act.
+    pub standing: Standing,
     /// Where they came from, for a reload.
     pub sources: Sources,
     /// Notes of the start (memory not locked …), shown in the status.
@@ -238,6 +241,7 @@ impl Service<'_> {
             self.tell(&mut repetition, &host_story(note, true));
         }
         self.board.set_notes(self.notes.clone());
+        self.board.set_switch(self.standing.shown());
         // Of this thread, which is the loop's.
         let mut waits = OwnWaits::begin();
         self.publish(&mut waits);
@@ -466,17 +470,61 @@ impl Service<'_> {
                 self.driven.operator(OperatorRequest::UndoAll);
                 Answer::Actions(known)
             }
+            Ask::Switch(on) => self.switch(repetition, *on),
             Ask::Reload => self.reload(repetition),
             // It is published before the answer is sent.
             Ask::Look => Answer::Taken,
         }
     }
 
+    /// Sets the switch: it is on the disk before anything is undone or tried.
+    fn switch(&mut self, repetition: &mut Repetition, on: bool) -> Answer {
+        let actions: Vec<u64> = self.driven.view().in_force.iter().map(|c| c.action.0).collect();
+        let before = self.standing.policy(&self.settings.policy);
+        // Who only advised may not have the machine for itself.
+        let sole = match on {
+            true => self.sole.ensure(&self.settings.policy).map_err(|e| e.to_string()),
+            false => Ok(None),
+        };
+        let set = sole.and_then(|note| {
+            let set = self.standing.set(on, self.clock.unix_seconds());
+            set.map(|changed| (changed, note)).map_err(|e| e.to_string())
+        });
+        let after = self.standing.policy(&self.settings.policy);
+        // What could not be undone the last time is tried again.
+        if before != after || (!on && !actions.is_empty()) {
+            self.driven
+                .operator(OperatorRequest::Configure(Box::new(after.clone())));
+        }
+        let shown = self.standing.shown();
+        self.board.set_switch(shown.clone());
+        let (changed, problem) = match set {
+            Ok((changed, note)) => {
+                if let Some(note) = note {
+                    self.tell(repetition, &host_story(note, true));
+                }
+                let forbidden = self.standing.forbidden_by().filter(|_| on);
+                let problem = forbidden.map(|(_, why, remedy)| format!("{why}\n  hint: {remedy}"));
+                (changed, problem)
+            }
+            Err(why) => (before != after, Some(why)),
+        };
+        if changed {
+            self.tell(repetition, &host_story(shown.sentence(), problem.is_some()));
+        }
+        Answer::Switched(Box::new(Switched {
+            changed,
+            actions,
+            switch: shown,
+            problem,
+        }))
+    }
+
     fn reload(&mut self, repetition: &mut Repetition) -> Answer {
         self.manager.tell("RELOADING=1");
         self.probe_again(repetition);
         let answer = match settings::load_for_daemon(&self.sources) {
-            Ok(loaded) => match self.sole.ensure(&loaded.settings.policy) {
+            Ok(loaded) => match self.sole.ensure(&self.standing.policy(&loaded.settings.policy)) {
                 Ok(note) => {
                     let mut notes = self.take_over(repetition, loaded);
                     if let Some(note) = note {
@@ -523,14 +571,17 @@ impl Service<'_> {
         .filter(|(_, changed)| *changed)
         .map(|(section, _)| format!("{section} takes effect after a restart"))
         .collect();
+        let before = self.standing.policy(&old.policy);
+        self.standing.configure(new.policy.mode, loaded.mode_from);
+        self.board.set_switch(self.standing.shown());
+        let after = self.standing.policy(&new.policy);
         let text = if old.policy == new.policy {
             "configuration read again: the policy is unchanged".to_owned()
         } else {
             "configuration read again: the new policy is in force".to_owned()
         };
-        if old.policy != new.policy {
-            self.driven
-                .operator(OperatorRequest::Configure(Box::new(new.policy.clone())));
+        if before != after {
+            self.driven.operator(OperatorRequest::Configure(Box::new(after)));
         }
         self.settings.policy = new.policy;
         self.settings.service.keep_on_stop = new.service.keep_on_stop;

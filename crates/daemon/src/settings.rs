@@ -225,7 +225,37 @@ pub struct Loaded {
     pub layers: Vec<String>,
     /// Whether the seed of the coins was chosen by a person.
     pub seed_given: bool,
+    /// Where `policy.mode` was written last; `None` = it is the default.
+    pub mode_from: Option<Place>,
 }
+
+/// Where a setting was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// File, or `--set …`.
+    pub layer: String,
+    /// Line, from 1.
+    pub line: usize,
+}
+
+impl Place {
+    /// Whether it was given on the command line.
+    pub fn is_command_line(&self) -> bool {
+        self.layer.starts_with(SET)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_command_line() {
+            true => f.write_str("the command line"),
+            false => write!(f, "{}, line {}", self.layer, self.line),
+        }
+    }
+}
+
+/// How the name of a layer from the command line begins.
+const SET: &str = "--set ";
 
 /// One layer of configuration: its name and its text.
 struct Layer {
@@ -390,7 +420,7 @@ fn drop_ins(directory: &Path) -> Vec<PathBuf> {
 
 /// `key=value` as a layer: the value is TOML where it can be, else text.
 fn set_layer(set: &str) -> Result<Layer, Box<SettingsError>> {
-    let name = format!("--set {set}");
+    let name = format!("{SET}{set}");
     let Some((key, value)) = set.split_once('=') else {
         return Err(whole_file(
             Path::new(&name),
@@ -459,6 +489,19 @@ fn merge(
         settings,
         layers: layers.iter().map(|l| l.name.clone()).collect(),
         seed_given,
+        mode_from: written_at(layers, "policy.mode"),
+    })
+}
+
+/// Where a setting was written last.
+fn written_at(layers: &[Layer], key: &str) -> Option<Place> {
+    layers.iter().rev().find_map(|layer| {
+        let table = DeTable::parse(&layer.text).ok()?;
+        let span = value_span(table.get_ref(), key)?;
+        Some(Place {
+            layer: layer.name.clone(),
+            line: position(&layer.text, span.start).0,
+        })
     })
 }
 

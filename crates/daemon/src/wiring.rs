@@ -13,6 +13,7 @@ use crate::progress_place;
 use crate::report::{Diagnosis, Past, StrategyState, Witness, WitnessError};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
+use crate::switch::{self, Standing};
 use crate::watch::{Book, WatchThread};
 use homeostat_engine::Strategy;
 use homeostat_engine::{Mode, View};
@@ -24,6 +25,7 @@ use homeostat_model::{ActionId, Bytes, CapabilityState, ExperimentId, Machine, N
 use homeostat_platform::{Clock, PlatformError, Sensors};
 use homeostat_runtime::{Recorder, RecordingError, RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
+use homeostat_store::switch::SwitchError;
 use homeostat_store::{
     History, HistoryError, HistoryOptions, Journal, JournalError, JournalOptions, Recovered, ResilientHistory,
 };
@@ -38,11 +40,11 @@ pub enum RunError {
     #[error("{0}")]
     Settings(#[from] SettingsErrors),
     /// Nothing can be changed without root's rights.
-    #[error(
-        "without root's rights nothing of other users' programs can be measured, changed or put back\n  hint: run it as root; or \
-         `homeostat run --advise-only`, which changes nothing"
-    )]
-    Privileges,
+    #[error("{}", privileges_text(.0))]
+    Privileges(Vec<&'static str>),
+    /// The switch cannot be recorded, and without it the daemon would act.
+    #[error("{0}")]
+    Switch(#[from] SwitchError),
     /// The journal can not be opened: without it nothing may be changed.
     #[error("{0}")]
     Journal(#[from] JournalError),
@@ -61,6 +63,25 @@ pub enum RunError {
     /// A thread or a signal handler could not be set up.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// What is missing, what that means, and what to do.
+fn privileges_text(missing: &[&'static str]) -> String {
+    let root = missing.is_empty();
+    let what = if root {
+        "root's rights".to_owned()
+    } else {
+        missing.join(", ")
+    };
+    let remedy = if root {
+        "run it as root"
+    } else {
+        "give them to this process (a container: --cap-add; a unit: CapabilityBoundingSet=)"
+    };
+    format!(
+        "without {what} programs of others cannot be measured, changed or put back\n  hint: {remedy}; or `homeostat run \
+         --advise-only`, which changes nothing"
+    )
 }
 
 /// The real machine.
@@ -193,14 +214,19 @@ fn open_journal(state_directory: &Path, allow_read_only: bool) -> Result<(Journa
 /// # Errors
 /// [`RunError`]; nothing was changed then.
 pub fn run(sources: &Sources) -> Result<Ended, RunError> {
-    run_recorded(sources, None)
+    run_recorded(sources, false, None)
 }
 
-/// As [`run`], and records the mind into a new file, up to the limit.
+/// As [`run`], and records the mind into a new file, up to the limit. `advise_first`: a new installation starts with the switch off
+/// ([`switch::record_first`]).
 ///
 /// # Errors
 /// Also when the file can not be made.
-pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result<Ended, RunError> {
+pub fn run_recorded(
+    sources: &Sources,
+    advise_first: bool,
+    record: Option<(&Path, Bytes)>,
+) -> Result<Ended, RunError> {
     // While there is one thread, and nothing is locked yet.
     homeostat_linux::helper::start();
     let loaded = settings::load_for_daemon(sources)?;
@@ -208,14 +234,26 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
     if !loaded.seed_given {
         settings.policy.seed = draw_seed();
     }
-    if settings.policy.mode == Mode::Act && !process::may_change_others() {
-        return Err(RunError::Privileges);
+    // Also while the switch is off: switched on, this daemon could not act.
+    if settings.policy.mode == Mode::Act {
+        process::may_change_others().map_err(RunError::Privileges)?;
+    }
+    if advise_first {
+        // Before there is a journal, by which the next start would take this one for an earlier version.
+        switch::record_first(&settings.paths.state_directory)?;
     }
     let clock = MonotonicClock;
     let (journal, recovered) = open_journal(&settings.paths.state_directory, false)?;
+    // Under the lock of the journal: who finds it held asks this daemon.
+    let standing = Standing::read(
+        &settings.paths.state_directory,
+        settings.policy.mode,
+        loaded.mode_from.clone(),
+    );
+    let policy = standing.policy(&settings.policy);
     let mut notes = recovered.complaints();
     let mut sole = Sole::new(Path::new(machine_lock::FILE), &settings.paths.state_directory);
-    notes.extend(sole.ensure(&settings.policy)?);
+    notes.extend(sole.ensure(&policy)?);
     notes.extend(process::raise_priority(&settings.service));
     process::raise_file_limit();
     notes.extend(progress_place::make(&settings.meters));
@@ -262,7 +300,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
             }
         }
     }
-    for story in greeting::lines(&loaded, &machine, &strategies) {
+    for story in greeting::lines(&loaded, &standing.shown(), &machine, &strategies) {
         let line = StoryLine::new(clock.unix_seconds(), &story);
         log.write(&line);
         board.tell(line);
@@ -273,7 +311,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         journal,
         history,
         strategies,
-        settings.policy.clone(),
+        policy,
         recorder,
     )?;
     notes.extend(recovery_notes(&report));
@@ -320,6 +358,7 @@ pub fn run_recorded(sources: &Sources, record: Option<(&Path, Bytes)>) -> Result
         manager: Manager::from_environment(),
         log,
         settings,
+        standing,
         sources: sources.clone(),
         notes,
         first_look: Some(FirstLook::default()),

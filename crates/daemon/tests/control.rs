@@ -11,8 +11,9 @@ use homeostat_daemon::machine_lock::{MachineLock, Sole};
 use homeostat_daemon::notify::Manager;
 use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
+use homeostat_daemon::switch::Standing;
 use homeostat_engine::view::{BudgetView, ChangeView, ExperimentView, Stage, View, WorkloadView};
-use homeostat_engine::{OperatorRequest, Story};
+use homeostat_engine::{Mode, OperatorRequest, Story};
 use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{
     ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, ExperimentId, ExperimentKind,
@@ -118,6 +119,9 @@ impl Driven for Fake {
             OperatorRequest::Pause => self.view.paused = true,
             OperatorRequest::Resume => self.view.paused = false,
             OperatorRequest::Stop { .. } => self.finished = true,
+            OperatorRequest::Configure(policy) if policy.mode == Mode::AdviseOnly => {
+                self.view.in_force.clear()
+            }
             OperatorRequest::Configure(_) | OperatorRequest::Machine(_) | OperatorRequest::Yield(..) => {}
         }
         let text = format!(
@@ -244,6 +248,7 @@ impl Daemon {
                     notes: vec!["memory is not locked".into()],
                     first_look: None,
                     book: None,
+                    standing: Standing::read(&state, Mode::Act, None),
                     sole: Sole::new(&lock, &state),
                 }
                 .run()
@@ -413,6 +418,86 @@ fn a_daemon_that_only_advised_may_not_begin_to_act_beside_another() {
     drop(other);
     assert_eq!(client.reload().unwrap(), Vec::<String>::new());
     drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn the_switch_is_recorded_first_undoes_everything_and_holds_until_it_is_set_again() {
+    let daemon = Daemon::start(false);
+    let switch = daemon.directory.path().join("state/switch");
+    let mut client = daemon.client();
+    let before = client.status().unwrap().switch.unwrap();
+    assert!(before.on && before.by == "default", "{before:?}");
+    let off = client.switch(false).unwrap();
+    assert_eq!((off.changed, off.actions, off.problem), (true, vec![5, 6], None));
+    assert!(
+        !off.switch.on && off.switch.change == "homeostat on",
+        "{:?}",
+        off.switch
+    );
+    assert_eq!(std::fs::read_to_string(&switch).unwrap(), "off\n");
+    let status = client.status().unwrap();
+    assert!(status.in_force.is_empty() && !status.switch.unwrap().on);
+    let modes = |daemon: &Daemon| -> Vec<Mode> {
+        let asked = daemon.asked.lock().unwrap();
+        let mode = |r: &OperatorRequest| match r {
+            OperatorRequest::Configure(policy) => Some(policy.mode),
+            _ => None,
+        };
+        asked.iter().filter_map(mode).collect()
+    };
+    // The engine hears of a policy, so that a recording tells of it; nobody is told to remember a refusal.
+    assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
+    assert!(!daemon.asked.lock().unwrap().contains(&OperatorRequest::UndoAll));
+    // A reload does not let it act.
+    assert_eq!(client.reload().unwrap(), Vec::<String>::new());
+    let again = client.switch(false).unwrap();
+    assert!(!again.changed && again.actions.is_empty(), "{again:?}");
+    assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
+    // The configuration forbids it; the line is named.
+    let config = daemon.directory.path().join("homeostat.toml");
+    std::fs::write(&config, "[policy]\nseed = 1\nmode = \"advise-only\"\n").unwrap();
+    client.reload().unwrap();
+    let forbidden = client.switch(true).unwrap();
+    assert!(forbidden.changed && !forbidden.switch.on);
+    let problem = forbidden.problem.unwrap();
+    assert!(problem.contains("homeostat.toml, line 3"), "{problem}");
+    assert_eq!(std::fs::read_to_string(&switch).unwrap(), "on\n");
+    assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
+    std::fs::write(&config, "[policy]\nseed = 1\n").unwrap();
+    client.reload().unwrap();
+    assert_eq!(modes(&daemon), [Mode::AdviseOnly, Mode::Act]);
+    let on = client.status().unwrap().switch.unwrap();
+    assert!(on.on && on.change == "homeostat off", "{on:?}");
+    daemon.stop();
+}
+
+#[test]
+fn an_acting_daemon_beside_this_one_keeps_the_switch_off() {
+    let daemon = Daemon::start(false);
+    let mut client = daemon.client();
+    client.switch(false).unwrap();
+    let other = MachineLock::take(&daemon.directory.path().join("daemon.lock"), Path::new("/other")).unwrap();
+    let refused = client.switch(true).unwrap();
+    assert!(!refused.changed && !refused.switch.on, "{refused:?}");
+    assert!(refused.problem.unwrap().contains("/other"));
+    let switch = daemon.directory.path().join("state/switch");
+    assert_eq!(std::fs::read_to_string(&switch).unwrap(), "off\n");
+    drop(other);
+    assert!(client.switch(true).unwrap().switch.on);
+    daemon.stop();
+}
+
+#[test]
+fn a_switch_that_cannot_be_recorded_is_off_for_this_run_and_never_on() {
+    let daemon = Daemon::start(false);
+    let mut client = daemon.client();
+    std::fs::write(daemon.directory.path().join("state"), "no directory").unwrap();
+    let off = client.switch(false).unwrap();
+    assert!(off.changed && !off.switch.on && off.problem.is_some(), "{off:?}");
+    assert!(client.status().unwrap().in_force.is_empty());
+    let on = client.switch(true).unwrap();
+    assert!(!on.changed && !on.switch.on && on.problem.is_some(), "{on:?}");
     daemon.stop();
 }
 

@@ -75,7 +75,7 @@ fn every_method_of_the_interface_is_served() {
         .lines()
         .filter_map(|l| l.strip_prefix("method ")?.split('(').next())
         .collect();
-    assert_eq!(methods.len(), 9);
+    assert_eq!(methods.len(), 10);
     for method in methods {
         assert!(
             source.contains(&format!("\"{method}\" =>")),

@@ -88,6 +88,8 @@ impl Gone {
 
 /// Why a change goes that a person had undone: the sentence about its workload begins with it.
 pub const UNDONE_BY_A_PERSON: &str = "undone by a person";
+/// Why everything is undone when the mode becomes [`Mode::AdviseOnly`].
+const ADVICE_ONLY: &str = "homeostat advises only from now on";
 
 /// A change that exists on the machine, or is on its way in or out.
 pub(crate) struct Change {
@@ -506,7 +508,7 @@ impl Engine {
             OperatorRequest::Configure(policy) => {
                 self.tell_host(
                     format!(
-                        "settings were read again at {} (seconds since the epoch)",
+                        "another policy is in force since {} (seconds since the epoch)",
                         self.unix
                     ),
                     false,
@@ -531,15 +533,25 @@ impl Engine {
         let muted = &self.policy.muted_advice;
         self.advice.retain(|id, _| !muted.contains(id));
         self.judge_strategies();
-        if self.policy.mode != Mode::Act {
-            let real: Vec<ExperimentId> = self
-                .experiments
-                .iter()
-                .filter(|(_, e)| e.setup.kind != ExperimentKind::Placebo)
-                .map(|(id, _)| *id)
-                .collect();
-            for id in real {
-                self.abort(id, "the mode was changed: nothing is tried any more".to_owned());
+        match self.policy.mode {
+            Mode::Act => {}
+            // Advice holds nothing in force. It is no refusal of a change: whoever acts again may try it again.
+            Mode::AdviseOnly => {
+                self.abort_all(ADVICE_ONLY);
+                for action in self.changes.keys().rev().copied().collect::<Vec<_>>() {
+                    self.withdraw(action, ADVICE_ONLY);
+                }
+            }
+            Mode::Calibrate => {
+                let real: Vec<ExperimentId> = self
+                    .experiments
+                    .iter()
+                    .filter(|(_, e)| e.setup.kind != ExperimentKind::Placebo)
+                    .map(|(id, _)| *id)
+                    .collect();
+                for id in real {
+                    self.abort(id, "the mode was changed: nothing is tried any more".to_owned());
+                }
             }
         }
         for id in self.workloads.keys().cloned().collect::<Vec<_>>() {

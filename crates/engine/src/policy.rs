@@ -15,7 +15,7 @@ pub enum Mode {
     /// Try, prove, keep or undo.
     #[default]
     Act,
-    /// Find and say what would be tried, with ids; change nothing.
+    /// Find and say what would be tried, with ids; change nothing. What is in force is undone.
     AdviseOnly,
     /// Run placebo experiments only: measures our own false accepts; changes nothing.
     Calibrate,

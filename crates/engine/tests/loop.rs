@@ -1712,6 +1712,50 @@ fn advice_only_proposes_and_touches_nothing() {
     assert_eq!(view.workloads[0].proposal.as_ref().unwrap().id, "try/good");
 }
 
+/// As the switch does: off undoes what is in force and what is tried, and is no refusal; on tries again.
+#[test]
+fn advice_only_from_now_on_undoes_everything_and_refuses_nothing() {
+    let advise = || Policy {
+        mode: Mode::AdviseOnly,
+        ..policy()
+    };
+    let configure = |policy| Event::Operator(OperatorRequest::Configure(Box::new(policy)));
+    let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+    assert!(!world.on.is_empty());
+    world.step(configure(advise()));
+    world.run(60);
+    assert!(world.on.is_empty(), "{:#?}", world.stories);
+    let view = world.engine.view();
+    assert!(
+        view.in_force.is_empty() && view.experiments.is_empty(),
+        "{view:?}"
+    );
+    assert!(!view.workloads[0].undone, "no person refused it");
+    assert!(!world.stories.iter().any(|s| s.contains("undone by a person")));
+    // It goes on advising.
+    world.run(900);
+    assert!(world.on.is_empty());
+    assert!(world.engine.view().workloads[0].proposal.is_some());
+    // A trial that runs is undone, too.
+    world.step(configure(policy()));
+    let mut waited = 0;
+    while world.on.is_empty() {
+        world.run(1);
+        waited += 1;
+        assert!(waited < 600, "it is tried again: {:#?}", world.stories);
+    }
+    world.step(configure(advise()));
+    world.run(60);
+    assert!(world.on.is_empty() && world.engine.view().experiments.is_empty());
+    world.step(configure(policy()));
+    while world.stages_missing("good", Stage::Improved) {
+        world.run(1);
+    }
+}
+
 #[test]
 fn calibration_runs_placebos_side_by_side_and_accepts_almost_none() {
     let plants = vec![plant("a", 0.0), plant("b", 0.0), plant("c", 0.0)];

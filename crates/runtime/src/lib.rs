@@ -30,7 +30,7 @@ pub use recording::{Recorder, RecordingError};
 pub use recovery::{RECOVERY_PATIENCE, RecoveryReport, restore, restore_within};
 
 use homeostat_engine::{
-    Command, Engine, Event, Fault, FaultKind, Memory, OperatorRequest, Policy, Prior, ProvenReader,
+    Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior, ProvenReader,
     SamplingPlan, Stage, Story, Strategy, View,
 };
 use homeostat_model::action::Target;
@@ -194,7 +194,9 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         mut recorder: Option<Recorder>,
     ) -> Result<(Self, RecoveryReport), StartError> {
         let machine = platform.machine()?;
-        let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, false);
+        // Who only advises has nothing in force, nor what an earlier run kept on purpose.
+        let advises = policy.mode == Mode::AdviseOnly;
+        let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, advises);
         let kept: Vec<(UndoRecord, bool)> = journal
             .owed()
             .filter(|o| !o.is_void(&machine.boot_id))
@@ -203,7 +205,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             .collect();
         let unfinished: VecDeque<Event> = kept
             .iter()
-            .filter(|(_, kept)| !kept)
+            .filter(|(_, kept)| !kept || advises)
             .map(|(r, _)| Event::Operator(OperatorRequest::Undo(r.action.id)))
             .collect();
         let kept: Vec<UndoRecord> = kept.into_iter().map(|(r, _)| r).collect();

@@ -1184,7 +1184,8 @@ fn load_count(directory: &Path) -> Found {
     }
 }
 
-fn create_directory(directory: &Path) -> Result<(), JournalError> {
+/// Makes the state directory, where it is not there, and checks that nobody else may write to it.
+pub(crate) fn create_directory(directory: &Path) -> Result<(), JournalError> {
     // First: below a directory of somebody else nothing is made.
     if let Some(above) = directory.parent() {
         if let Some(trust::Distrust { path, why, remedy }) = trust::distrust(above) {

@@ -2,10 +2,11 @@
 //!
 //! The two are independent on purpose. The journal is small, plain text and synced to the disk before every
 //! change of the machine; recovery needs it and nothing else. The history is large and convenient; losing it
-//! costs knowledge, never the way back.
+//! costs knowledge, never the way back. The [`switch`] says whether homeostat may act at all.
 
 pub mod history;
 pub mod journal;
+pub mod switch;
 pub mod trust;
 
 pub use history::{History, HistoryError, HistoryOptions, ResilientHistory};

@@ -1,5 +1,6 @@
 //! `homeostat doctor`.
 
+use crate::commands::switch::standing;
 use crate::failure::Failure;
 use crate::{Context, render};
 use clap::Args;
@@ -23,7 +24,11 @@ pub struct Doctor {
 impl Doctor {
     /// Probes and shows.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        let diagnosis = wiring::diagnose(self.root.as_deref()).map_err(|e| Failure::from_error(&e))?;
+        let mut diagnosis = wiring::diagnose(self.root.as_deref()).map_err(|e| Failure::from_error(&e))?;
+        // The state directory is root's.
+        if self.root.is_none() && rustix::process::geteuid().is_root() {
+            diagnosis.switch = Some(standing(context, &context.state_directory()).shown());
+        }
         context
             .terminal
             .show(&diagnosis, |look| render::diagnosis(&diagnosis, look))?;

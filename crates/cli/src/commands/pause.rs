@@ -13,6 +13,9 @@ struct Answer {
 }
 
 /// Start no new trial; running ones are undone, proven changes stay.
+///
+/// Lasts until `homeostat resume` or the end of the daemon. To undo proven changes as well, and to stay so over restarts:
+/// `homeostat off`.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   homeostat pause && deploy-the-release && homeostat resume")]

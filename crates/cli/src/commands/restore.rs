@@ -1,7 +1,7 @@
 //! `homeostat restore`: from the journal alone, without the daemon.
 
 use crate::Context;
-use crate::commands::undo::{Waited, wait_until_undone};
+use crate::commands::undo::{Waited, no_trial_is_on, wait_until_undone};
 use crate::failure::{Failure, Kind};
 use clap::Args;
 use homeostat_daemon::client::{Client, ClientError};
@@ -36,18 +36,19 @@ pub struct Restore {
 /// Who undid it, where somebody runs who looks after it.
 const NOBODY: &str = "nobody";
 
-#[derive(Serialize)]
-struct Item {
-    action: u64,
-    text: String,
+#[derive(Clone, Serialize)]
+pub(crate) struct Item {
+    pub(crate) action: u64,
+    pub(crate) text: String,
 }
 
+/// What was undone, and what could not be.
 #[derive(Serialize)]
-struct Answer {
+pub(crate) struct Answer {
     schema: u32,
     /// Who undid it: `daemon` or `journal`; or `nobody`, since somebody runs who looks after it.
     by: &'static str,
-    undone: Vec<Item>,
+    pub(crate) undone: Vec<Item>,
     void: Vec<Item>,
     kept: Vec<Item>,
     failed: Vec<Item>,
@@ -57,7 +58,7 @@ struct Answer {
     breakpoints: Vec<String>,
     /// … and what may still be there.
     breakpoints_left: Vec<String>,
-    complaints: Vec<String>,
+    pub(crate) complaints: Vec<String>,
     /// The state directory whose journal was used.
     looked_in: Option<String>,
     /// The journal was damaged, or the configuration that names the state directory could not be read: something may be
@@ -67,7 +68,7 @@ struct Answer {
 
 impl Answer {
     /// By whom, and nothing else yet.
-    fn by(by: &'static str) -> Self {
+    pub(crate) fn by(by: &'static str) -> Self {
         Self {
             schema: homeostat_daemon::api::SCHEMA,
             by,
@@ -84,7 +85,7 @@ impl Answer {
         }
     }
 
-    fn human(&self) -> String {
+    pub(crate) fn human(&self) -> String {
         let mut out = String::new();
         for complaint in &self.complaints {
             let _ = writeln!(out, "note: {complaint}");
@@ -125,39 +126,15 @@ impl Answer {
         };
         out + &summary
     }
-}
 
-impl Restore {
-    /// Restores and says what was done.
-    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        let answer = if self.unless_running {
-            self.by_hand(context)?
-        } else {
-            match Client::connect(&context.socket()) {
-                Ok(client) => match self.ask(client, &context.state_directory())? {
-                    Some(answer) => answer,
-                    None => {
-                        let mut answer = self.by_hand(context)?;
-                        answer.complaints.push(
-                            "the daemon that was asked ended meanwhile; this is what the journal here tells (of one with \
-                             another state directory, --state-dir names that)"
-                                .into(),
-                        );
-                        answer
-                    }
-                },
-                // The state directory may belong to a daemon with another socket; its lock tells.
-                Err(ClientError::NotRunning(_)) => self.by_hand(context)?,
-                Err(e) => return Err(e.into()),
-            }
-        };
-        context.terminal.show(&answer, |_| answer.human())?;
-        if answer.damaged {
+    /// Whether everything is undone.
+    pub(crate) fn verdict(&self) -> Result<(), Failure> {
+        if self.damaged {
             Err(Failure::failed(
                 "not everything could be looked at, so something may still be in force\n  hint: see the notes above; a program that is restarted has its own memory settings again, and a reboot clears all",
             ))
-        } else if answer.failed.is_empty() && answer.breakpoints_left.is_empty() {
-            match answer.unrecorded.len() {
+        } else if self.failed.is_empty() && self.breakpoints_left.is_empty() {
+            match self.unrecorded.len() {
                 0 => Ok(()),
                 n => Err(Failure::failed(format!(
                     "everything is undone, but {n} record(s) of the journal could not be updated\n  hint: make the state \
@@ -170,6 +147,35 @@ impl Restore {
             ))
         }
     }
+}
+
+impl Restore {
+    /// Restores and says what was done.
+    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
+        let answer = if self.unless_running {
+            by_hand(context, self.kept, true)?
+        } else {
+            match Client::connect(&context.socket()) {
+                Ok(client) => match self.ask(client, &context.state_directory())? {
+                    Some(answer) => answer,
+                    None => {
+                        let mut answer = by_hand(context, self.kept, false)?;
+                        answer.complaints.push(
+                            "the daemon that was asked ended meanwhile; this is what the journal here tells (of one with \
+                             another state directory, --state-dir names that)"
+                                .into(),
+                        );
+                        answer
+                    }
+                },
+                // The state directory may belong to a daemon with another socket; its lock tells.
+                Err(ClientError::NotRunning(_)) => by_hand(context, self.kept, false)?,
+                Err(e) => return Err(e.into()),
+            }
+        };
+        context.terminal.show(&answer, |_| answer.human())?;
+        answer.verdict()
+    }
 
     /// `None` when the daemon ended while it was asked: one that was killed still takes connections until the kernel
     /// has closed its socket. Whether it has is told by the journal's lock.
@@ -178,7 +184,7 @@ impl Restore {
             Err(ClientError::Broken { .. }) => return Ok(None),
             actions => actions?,
         };
-        if wait_until_undone(&mut client, &actions, true)? == Waited::Ended {
+        if wait_until_undone(&mut client, &actions, no_trial_is_on)? == Waited::Ended {
             return Ok(None);
         }
         let text = "by the running daemon";
@@ -195,55 +201,61 @@ impl Restore {
             ..Answer::by("daemon")
         }))
     }
+}
 
-    fn by_hand(&self, context: &Context) -> Result<Answer, Failure> {
-        let directory = context.state_directory();
-        let Restored {
-            report,
-            breakpoints,
-            complaints,
-            damaged,
-        } = match wiring::restore(&directory, self.kept) {
-            Err(RestoreError::DaemonRuns { pid: Some(pid) }) if self.unless_running => {
-                return Ok(Answer {
-                    complaints: vec![format!(
-                        "process {pid} has the journal and looks after what is in it; no change was undone"
-                    )],
-                    looked_in: Some(directory.display().to_string()),
-                    ..Answer::by(NOBODY)
-                });
-            }
-            Err(e @ (RestoreError::DaemonRuns { .. } | RestoreError::Ending { .. })) => {
-                return Err(Failure::Report(Kind::Failed, e.to_string()));
-            }
-            restored => restored.map_err(|e| Failure::from_error(&e))?,
-        };
-        let mut complaints = complaints;
-        let still_set = homeostat_daemon::tunables::still_set(&directory);
-        if !still_set.is_empty() {
-            complaints.push(format!(
-                "set by a person with `homeostat tunable set`, and left so (`homeostat tunable unset --all` puts it back): {}",
-                still_set.join(", ")
-            ));
+/// From the journal alone. `kept`: also what was left in force on purpose.
+pub(crate) fn by_hand(context: &Context, kept: bool, unless_running: bool) -> Result<Answer, Failure> {
+    let directory = context.state_directory();
+    let Restored {
+        report,
+        breakpoints,
+        complaints,
+        damaged,
+    } = match wiring::restore(&directory, kept) {
+        Err(RestoreError::DaemonRuns { pid: Some(pid) }) if unless_running => {
+            return Ok(Answer {
+                complaints: vec![format!(
+                    "process {pid} has the journal and looks after what is in it; no change was undone"
+                )],
+                looked_in: Some(directory.display().to_string()),
+                ..Answer::by(NOBODY)
+            });
         }
-        let items = |list: Vec<(homeostat_model::ActionId, String)>| {
-            list.into_iter()
-                .map(|(id, text)| Item { action: id.0, text })
-                .collect()
-        };
-        Ok(Answer {
-            schema: homeostat_daemon::api::SCHEMA,
-            by: "journal",
-            undone: items(report.undone),
-            void: items(report.void),
-            kept: items(report.kept),
-            failed: items(report.failed),
-            unrecorded: items(report.unrecorded),
-            breakpoints: breakpoints.taken_out,
-            breakpoints_left: breakpoints.left,
-            complaints,
-            looked_in: Some(directory.display().to_string()),
-            damaged: damaged || !context.settings_are_readable(),
-        })
+        Err(e @ (RestoreError::DaemonRuns { .. } | RestoreError::Ending { .. })) => {
+            return Err(Failure::Report(Kind::Failed, e.to_string()));
+        }
+        restored => restored.map_err(|e| Failure::from_error(&e))?,
+    };
+    let mut complaints = complaints;
+    let still_set = homeostat_daemon::tunables::still_set(&directory);
+    if !still_set.is_empty() {
+        complaints.push(left_to_persons(&still_set));
     }
+    let items = |list: Vec<(homeostat_model::ActionId, String)>| {
+        list.into_iter()
+            .map(|(id, text)| Item { action: id.0, text })
+            .collect()
+    };
+    Ok(Answer {
+        schema: homeostat_daemon::api::SCHEMA,
+        by: "journal",
+        undone: items(report.undone),
+        void: items(report.void),
+        kept: items(report.kept),
+        failed: items(report.failed),
+        unrecorded: items(report.unrecorded),
+        breakpoints: breakpoints.taken_out,
+        breakpoints_left: breakpoints.left,
+        complaints,
+        looked_in: Some(directory.display().to_string()),
+        damaged: damaged || !context.settings_are_readable(),
+    })
+}
+
+/// What a person set is the person's.
+pub(crate) fn left_to_persons(still_set: &[String]) -> String {
+    format!(
+        "set by a person with `homeostat tunable set`, and left so (`homeostat tunable unset --all` puts it back): {}",
+        still_set.join(", ")
+    )
 }

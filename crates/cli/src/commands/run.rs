@@ -17,6 +17,7 @@ use std::path::PathBuf;
 #[command(after_help = "EXAMPLES
   homeostat run                              find workloads, try, prove, keep or undo
   homeostat run --advise-only                say what would be tried; change no setting and no memory
+  homeostat run --advise-first               as packages start it: that, until `homeostat on`
   homeostat run --calibrate                  placebo experiments only: measures homeostat's own false accepts
   homeostat run --record bug.jsonl           record for a bug report; `homeostat replay` decides the same again
   homeostat run --set age_min_s=5 --set cpu_min=0.2")]
@@ -24,6 +25,12 @@ pub struct Run {
     /// Find and say what would be tried; change no setting and no memory.
     #[arg(long, conflicts_with = "calibrate")]
     advise_only: bool,
+    /// Only advise as long as nobody has let it act with `homeostat on`.
+    ///
+    /// For packages. Where no switch was ever set, the first start sets it to off; a state directory that an earlier version has
+    /// worked with stays on.
+    #[arg(long)]
+    advise_first: bool,
     /// Run placebo experiments only; change no setting and no memory.
     #[arg(long)]
     calibrate: bool,
@@ -74,12 +81,12 @@ impl Run {
         sources.set.extend(self.set);
         let limit = record::limit(self.record_limit);
         let record = self.record.as_deref().map(|file| (file, limit));
-        match wiring::run_recorded(&sources, record) {
+        match wiring::run_recorded(&sources, self.advise_first, record) {
             Ok(Ended::Settled) => Ok(()),
             Ok(Ended::Unsettled { in_force }) => Err(Failure::failed(format!(
                 "ended with {in_force} change(s) in force\n  hint: `homeostat restore` undoes them"
             ))),
-            Err(e @ RunError::Privileges) => Err(Failure::Report(Kind::Permission, e.to_string())),
+            Err(e @ RunError::Privileges(_)) => Err(Failure::Report(Kind::Permission, e.to_string())),
             Err(RunError::Settings(errors)) => Err(Failure::Configuration(errors)),
             Err(e) => Err(Failure::from_error(&e)),
         }

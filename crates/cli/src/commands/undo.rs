@@ -3,6 +3,7 @@
 use crate::Context;
 use crate::failure::Failure;
 use clap::Args;
+use homeostat_daemon::api::Status;
 use homeostat_daemon::client::{Client, ClientError};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ impl Undo {
             }
             None => client.undo_all()?,
         };
-        if wait_until_undone(&mut client, &undone, self.all)? == Waited::Ended {
+        if wait_until_undone(&mut client, &undone, |s| !self.all || no_trial_is_on(s))? == Waited::Ended {
             return Err(ended());
         }
         let answer = Answer {
@@ -63,7 +64,7 @@ impl Undo {
 }
 
 /// The daemon is gone before it could be seen that the changes are.
-fn ended() -> Failure {
+pub(crate) fn ended() -> Failure {
     Failure::failed(
         "the daemon ended before it said that the changes are undone\n  hint: `homeostat restore` undoes what is left, and \
          says so when nothing is",
@@ -79,11 +80,16 @@ pub(crate) enum Waited {
     Ended,
 }
 
-/// Waits until the changes are gone and, if `trials`, until no trial has its change on.
+/// Whether no trial has its change on.
+pub(crate) fn no_trial_is_on(status: &Status) -> bool {
+    !status.experiments.iter().any(|e| e.on)
+}
+
+/// Waits until the changes are gone, and what `and_then` asks of the state.
 pub(crate) fn wait_until_undone(
     client: &mut Client,
     actions: &[u64],
-    trials: bool,
+    and_then: impl Fn(&Status) -> bool,
 ) -> Result<Waited, Failure> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -98,7 +104,7 @@ pub(crate) fn wait_until_undone(
             .map(|c| c.action)
             .filter(|action| actions.contains(action))
             .collect();
-        if left.is_empty() && !(trials && status.experiments.iter().any(|e| e.on)) {
+        if left.is_empty() && and_then(&status) {
             return Ok(Waited::Undone);
         }
         if Instant::now() > deadline {

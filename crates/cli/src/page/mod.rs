@@ -12,6 +12,7 @@ mod plot;
 use crate::render::text::{count, effect, hours_or_less, percent, plural};
 use homeostat_daemon::api::{Effect, Status};
 use homeostat_daemon::dossier::{Dossier, Tried};
+use homeostat_daemon::log::date_and_time;
 use html::Html;
 use plot::Span;
 
@@ -26,7 +27,7 @@ const BLOCK_ROWS_MAX: usize = 400;
 /// The page.
 pub fn page(d: &Dossier) -> String {
     let mut h = Html::default();
-    let title = format!("homeostat report of {}", date(d.at_unix));
+    let title = format!("homeostat report of {}", date_and_time(d.at_unix));
     h.constant("<!doctype html>\n");
     h.element("html", &[("lang", "en")], |h| {
         h.element("head", &[], |h| {
@@ -75,30 +76,6 @@ fn body(h: &mut Html, d: &Dossier) {
     parts::advice(h, d);
     parts::story(h, d);
     parts::reading(h, d);
-}
-
-/// `2026-11-22 05:31 UTC`.
-fn date(unix: u64) -> String {
-    // Days to a date of the Gregorian calendar, years beginning in March (Hinnant, "chrono-compatible low-level date
-    // algorithms").
-    let days = unix / 86_400 + 719_468;
-    let era = days / 146_097;
-    let day_of_era = days % 146_097;
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
-        unix / 3600 % 24,
-        unix / 60 % 60
-    )
 }
 
 /// The class of a verdict in the style sheet.
@@ -416,7 +393,7 @@ fn receipts(h: &mut Html, t: &Tried) {
         ("work counted by", e.meter.clone()),
         ("judged by", in_words(&e.objective).to_owned()),
         ("predicted", effect_text(&e.predicted)),
-        ("began", date(e.started_unix)),
+        ("began", date_and_time(e.started_unix)),
     ];
     if e.ended_unix > e.started_unix {
         facts.push(("took", hours_or_less((e.ended_unix - e.started_unix) as f64)));

@@ -2,11 +2,12 @@
 
 use super::html::Html;
 use super::plot::{self, Series};
-use super::{badge, by_hand, date, effect_text, time, verdict_of};
+use super::{badge, by_hand, effect_text, time, verdict_of};
 use crate::render::bytes;
 use crate::render::text::{count, hours_or_less, in_turns, percent, plural};
 use homeostat_daemon::api::{Change, Explanation, Status, Workload, is_said_by};
 use homeostat_daemon::dossier::{Dossier, Told, Window};
+use homeostat_daemon::log::date_and_time;
 use std::collections::BTreeMap;
 
 /// Workloads that are shown in full.
@@ -22,7 +23,7 @@ pub(super) fn head(h: &mut Html, d: &Dossier) {
         h.leaf(
             "p",
             &[("class", "eyebrow")],
-            &format!("homeostat report \u{b7} {}", date(d.at_unix)),
+            &format!("homeostat report \u{b7} {}", date_and_time(d.at_unix)),
         );
         h.leaf("h1", &[], &headline(d));
         let machine = d
@@ -212,7 +213,7 @@ fn change(h: &mut Html, c: &Change, d: &Dossier) {
     h.leaf(
         "p",
         &[("class", "soft")],
-        &format!("Since {}. Guard: {}.", date(c.since_unix), c.guard),
+        &format!("Since {}. Guard: {}.", date_and_time(c.since_unix), c.guard),
     );
     h.element("p", &[("class", "small")], |h| {
         h.text("Take it back: ");
@@ -384,7 +385,7 @@ fn remembered(h: &mut Html, name: &str, windows: &[&Window], d: &Dossier) {
             &[("class", "soft small")],
             &format!(
                 "last seen {}: {:.2} CPUs, {}{huge}",
-                date(w.started_unix),
+                date_and_time(w.started_unix),
                 w.cpus,
                 bytes(w.resident_bytes)
             ),
@@ -588,7 +589,7 @@ pub(super) fn story(h: &mut Html, d: &Dossier) {
         h.element("ol", &[("class", "story")], |h| {
             for t in told.iter().skip(skipped) {
                 h.element("li", &[("class", &t.stage)], |h| {
-                    h.leaf("time", &[], &date(t.at_unix));
+                    h.leaf("time", &[], &date_and_time(t.at_unix));
                     if let Some(workload) = &t.workload {
                         h.leaf("b", &[], workload);
                         if is_said_by(&t.stage, &t.text) {
@@ -628,7 +629,7 @@ pub(super) fn reading(h: &mut Html, d: &Dossier) {
             "Made by homeostat {} on {}, from {}. This file loads nothing and runs nothing; it holds names of programs and \
              units of this machine.",
             d.version,
-            date(d.at_unix),
+            date_and_time(d.at_unix),
             if d.status.is_some() { "the running daemon and its history" } else { "the history alone" }
         ));
     });

@@ -184,20 +184,6 @@ fn each_part_says_what_it_knows() {
     assert!(empty.contains("Nothing was tried yet") && empty.contains("1970-01-01 00:00 UTC"));
 }
 
-#[test]
-fn dates_are_those_of_the_calendar() {
-    for (unix, text) in [
-        (0, "1970-01-01 00:00 UTC"),
-        (951_782_400, "2000-02-29 00:00 UTC"),
-        (951_868_800, "2000-03-01 00:00 UTC"),
-        (1_735_689_599, "2024-12-31 23:59 UTC"),
-        (4_107_542_399, "2100-02-28 23:59 UTC"),
-        (4_107_542_400, "2100-03-01 00:00 UTC"),
-    ] {
-        assert_eq!(date(unix), text);
-    }
-}
-
 fn browser() -> Option<PathBuf> {
     let found = ["chromium", "chromium-browser", "google-chrome"]
         .iter()

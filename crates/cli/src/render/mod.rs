@@ -28,16 +28,25 @@ use text::{Tone, all_of, first_of, in_turns, lost_work, percent, plural, table, 
 /// `homeostat status`.
 pub fn status(s: &Status, all: bool, look: &Look) -> String {
     let mut out = String::new();
-    let mode = match (s.paused, s.mode.as_str()) {
-        (true, _) => look.paint(Tone::Warn, "paused"),
-        (false, "act") => look.paint(Tone::Good, "acting"),
-        (false, mode) => look.paint(Tone::Warn, mode),
-    };
-    let _ = writeln!(
-        out,
-        "homeostat {} (process {}) is {mode} on {}",
-        s.version, s.pid, s.machine
-    );
+    match &s.switch {
+        Some(switch) => {
+            let tone = if switch.on && !s.paused {
+                Tone::Good
+            } else {
+                Tone::Warn
+            };
+            let _ = writeln!(out, "{}", look.paint(tone, &switch.sentence()));
+        }
+        // A daemon of an earlier version.
+        None => {
+            let _ = writeln!(out, "homeostat is in mode {}", s.mode);
+        }
+    }
+    if s.paused {
+        let text = "It is paused: no new trial starts, proven changes stay. Go on: homeostat resume";
+        let _ = writeln!(out, "{}", look.paint(Tone::Warn, text));
+    }
+    let _ = writeln!(out, "version {}, process {}, on {}", s.version, s.pid, s.machine);
     if let Some(age) = s.hangs_for() {
         let text = format!("The loop hangs: this state is {} s old.", age.as_secs());
         let _ = writeln!(out, "{}", look.paint(Tone::Bad, &text));
@@ -501,6 +510,10 @@ pub fn diagnosis(d: &Diagnosis, look: &Look) -> String {
             bytes(d.huge_page_bytes)
         },
     );
+    if let Some(switch) = &d.switch {
+        heading("Switch", look, &mut out);
+        out.push_str(&wrap(&switch.sentence(), "  ", look.width));
+    }
     heading("Strategies", look, &mut out);
     for s in &d.strategies {
         let state = match &s.refused {

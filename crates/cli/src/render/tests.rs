@@ -1,7 +1,7 @@
 //! Whole outputs as snapshots: reviewed as text.
 
 use super::*;
-use homeostat_daemon::api::find_workload;
+use homeostat_daemon::api::{Switch, find_workload};
 use homeostat_daemon::report::{Capability, StrategyState};
 use homeostat_engine::view::{
     BudgetView, CalibrationView, ChangeView, DecisionView, ExperimentView, KeptSmallView, MeterView,
@@ -225,9 +225,22 @@ fn view() -> View {
     }
 }
 
+fn switch(on: bool) -> Switch {
+    Switch {
+        on,
+        by: "switch".into(),
+        since_unix: Some(1_700_000_000),
+        why: "since 2023-11-14 22:13 UTC".into(),
+        change: if on { "homeostat off" } else { "homeostat on" }.into(),
+    }
+}
+
 #[test]
 fn status_tells_the_state_at_a_glance() {
-    let status = Status::new(&view(), 4242, &["memory is not locked".into()]);
+    let status = Status {
+        switch: Some(switch(true)),
+        ..Status::new(&view(), 4242, &["memory is not locked".into()])
+    };
     insta::assert_snapshot!("status", super::status(&status, false, &look()));
     insta::assert_snapshot!(
         "status_all_narrow",
@@ -242,10 +255,11 @@ fn status_of_a_quiet_machine_is_short() {
         mode: "advise-only".into(),
         ..View::default()
     };
-    insta::assert_snapshot!(
-        "status_quiet",
-        super::status(&Status::new(&quiet, 1, &[]), false, &look())
-    );
+    let quiet = Status {
+        switch: Some(switch(false)),
+        ..Status::new(&quiet, 1, &[])
+    };
+    insta::assert_snapshot!("status_quiet", super::status(&quiet, false, &look()));
 }
 
 #[test]
@@ -306,6 +320,7 @@ fn a_plan_is_not_settled_before_any_program_was_seen_to_run() {
 fn doctor_tells_what_is_missing_and_what_to_do() {
     let d = Diagnosis {
         schema: 1,
+        switch: Some(switch(false)),
         kernel: "6.18.0".into(),
         cpu_model: "EPYC".into(),
         hypervisor: Some("KVM".into()),

@@ -224,10 +224,13 @@ fn title(canvas: &mut Canvas<'_>, area: Rect, model: &Model) {
     let left = match model.status() {
         None => " homeostat".to_owned(),
         Some(s) => {
-            let mode = match (s.paused, s.mode.as_str()) {
+            let mode = match (s.paused, &s.switch) {
                 (true, _) => "paused",
-                (false, "act") => "acting",
-                (false, mode) => mode,
+                (false, Some(switch)) if switch.on => "on",
+                (false, Some(_)) => "off (homeostat on lets it act)",
+                // A recording.
+                (false, None) if s.mode == "act" => "acting",
+                (false, None) => s.mode.as_str(),
             };
             format!(
                 " homeostat {} {mode}  {}",

@@ -1,7 +1,7 @@
 use super::*;
 use crate::top::model::Wish;
 use homeostat_daemon::api::{
-    Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Workload,
+    Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Switch, Workload,
 };
 use ratatui::backend::TestBackend;
 use ratatui::terminal::Terminal;
@@ -77,6 +77,13 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         view_age_s: None,
         mode: "act".into(),
         paused: false,
+        switch: Some(Switch {
+            on: true,
+            by: "switch".into(),
+            since_unix: Some(1_700_000_000),
+            why: "since 2023-11-14 22:13 UTC".into(),
+            change: "homeostat off".into(),
+        }),
         machine: "Linux 6.18 | Xeon | 2 cpus | 1 nodes | 24.0 GiB".into(),
         host: Host {
             cpus: 2,
@@ -217,7 +224,7 @@ fn text(model: &mut Model, size: (u16, u16), look: Look) -> String {
 fn the_overview_holds_what_matters_at_80_by_24() {
     let shown = text(&mut model("latency[77]"), (80, 24), LOOK);
     for part in [
-        "homeostat 0.1.0 acting",
+        "homeostat 0.1.0 on ",
         "live",
         "1.50/2",
         "6.0/24.0 GiB",

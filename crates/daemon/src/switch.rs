@@ -1,0 +1,229 @@
+//! Whether the daemon may act: the switch of the state directory, the configuration, the command line. It knows the mode that is
+//! in force, and says it in words.
+
+use crate::api;
+use crate::settings::{Place, Policy};
+use homeostat_engine::Mode;
+use homeostat_store::switch::{self, Switch, SwitchError};
+use std::path::{Path, PathBuf};
+
+/// The command that lets homeostat act.
+const ON: &str = "homeostat on";
+/// The command that keeps it from that.
+const OFF: &str = "homeostat off";
+
+/// The switch as the daemon knows it.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    state_directory: PathBuf,
+    /// `None`: it was never set, so it does not keep anybody from acting.
+    switch: Option<Switch>,
+    mode: Mode,
+    mode_from: Option<Place>,
+}
+
+/// Records the position with which a package is installed, where none was ever recorded: off, so that a new installation only
+/// advises. A state directory that an earlier version has worked with stays on, since that version acted.
+///
+/// # Errors
+/// [`SwitchError`]; a daemon that was to advise first must not run then.
+pub fn record_first(state_directory: &Path) -> Result<(), SwitchError> {
+    match switch::read(state_directory) {
+        Some(_) => Ok(()),
+        None => switch::write(state_directory, switch::was_in_use(state_directory)),
+    }
+}
+
+impl Standing {
+    /// Reads the switch. `mode` is that of the configuration, written at `mode_from`.
+    pub fn read(state_directory: &Path, mode: Mode, mode_from: Option<Place>) -> Self {
+        Self {
+            state_directory: state_directory.to_owned(),
+            switch: switch::read(state_directory),
+            mode,
+            mode_from,
+        }
+    }
+
+    /// Another configuration was read.
+    pub fn configure(&mut self, mode: Mode, mode_from: Option<Place>) {
+        (self.mode, self.mode_from) = (mode, mode_from);
+    }
+
+    /// Whether the switch keeps the daemon from acting.
+    pub fn is_off(&self) -> bool {
+        self.switch.as_ref().is_some_and(|switch| !switch.on)
+    }
+
+    /// The policy that is in force: that of the configuration, which only advises while the switch is off.
+    pub fn policy(&self, configured: &Policy) -> Policy {
+        let mut policy = configured.clone();
+        if self.is_off() {
+            policy.mode = Mode::AdviseOnly;
+        }
+        policy
+    }
+
+    /// Sets the switch. Returns whether it stood otherwise before.
+    ///
+    /// # Errors
+    /// It could not be recorded. Off holds all the same until the daemon ends; on does not.
+    pub fn set(&mut self, on: bool, now_unix: u64) -> Result<bool, SwitchError> {
+        let is_so = |s: &Switch| s.on == on && s.trouble.is_none();
+        if self.switch.as_ref().is_some_and(is_so) {
+            return Ok(false);
+        }
+        let changed = self.is_off() == on;
+        let recorded = switch::write(&self.state_directory, on);
+        if recorded.is_ok() || !on {
+            self.switch = Some(Switch {
+                on,
+                since_unix: Some(now_unix),
+                trouble: recorded.as_ref().err().map(|_| {
+                    "the switch could not be recorded, so it is off until the daemon ends".to_owned()
+                }),
+            });
+        }
+        recorded.map(|()| changed)
+    }
+
+    /// Why the daemon does not act although the switch lets it: where the mode stands, and what to do.
+    pub fn forbidden_by(&self) -> Option<(&'static str, String, String)> {
+        let what = match self.mode {
+            Mode::Act => return None,
+            Mode::AdviseOnly => "advise-only",
+            Mode::Calibrate => "calibrate",
+        };
+        let place = self.mode_from.as_ref()?;
+        Some(if place.is_command_line() {
+            (
+                "command line",
+                format!("it was started with --{what}"),
+                format!("start it without --{what}"),
+            )
+        } else {
+            (
+                "configuration",
+                format!("policy.mode = \"{what}\" in {place}"),
+                format!("take policy.mode out of {place}, and reload it"),
+            )
+        })
+    }
+
+    /// For people and programs.
+    pub fn shown(&self) -> api::Switch {
+        let since_unix = self.switch.as_ref().and_then(|s| s.since_unix);
+        let by_switch = || match since_unix {
+            Some(at) => format!("since {}", crate::log::date_and_time(at)),
+            None => "by its switch".to_owned(),
+        };
+        let (on, by, why, change) = match (&self.switch, self.forbidden_by()) {
+            (Some(switch), _) if !switch.on => {
+                let why = switch.trouble.clone().unwrap_or_else(by_switch);
+                (false, "switch", why, ON.to_owned())
+            }
+            (_, Some((by, why, change))) => (false, by, why, change),
+            (Some(_), None) => (true, "switch", by_switch(), OFF.to_owned()),
+            (None, None) => (
+                true,
+                "default",
+                "nobody has switched it off".to_owned(),
+                OFF.to_owned(),
+            ),
+        };
+        api::Switch {
+            on,
+            by: by.to_owned(),
+            since_unix: since_unix.filter(|_| by == "switch"),
+            why,
+            change,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_store::switch::SWITCH_FILE;
+
+    fn place(layer: &str) -> Option<Place> {
+        Some(Place {
+            layer: layer.to_owned(),
+            line: 3,
+        })
+    }
+
+    #[test]
+    fn a_first_start_only_advises_and_an_upgrade_goes_on_as_before() {
+        let home = tempfile::tempdir().unwrap();
+        let (new, old) = (home.path().join("new"), home.path().join("old"));
+        std::fs::create_dir(&old).unwrap();
+        std::fs::write(old.join(homeostat_store::history::HISTORY_FILE), "").unwrap();
+        for (directory, off) in [(&new, true), (&old, false)] {
+            let before = Standing::read(directory, Mode::Act, None);
+            assert!(!before.is_off() && before.shown().by == "default");
+            record_first(directory).unwrap();
+            assert_eq!(Standing::read(directory, Mode::Act, None).is_off(), off);
+        }
+        // It is recorded once.
+        Standing::read(&new, Mode::Act, None).set(true, 1).unwrap();
+        record_first(&new).unwrap();
+        assert!(!Standing::read(&new, Mode::Act, None).is_off());
+    }
+
+    #[test]
+    fn the_switch_forces_advice_and_says_what_changes_it() {
+        let home = tempfile::tempdir().unwrap();
+        let mut standing = Standing::read(home.path(), Mode::Act, None);
+        let configured = Policy::default();
+        assert_eq!(standing.policy(&configured), configured);
+        assert!(standing.set(false, 1_700_000_000).unwrap());
+        assert!(!standing.set(false, 1_700_000_100).unwrap(), "it is off already");
+        assert_eq!(standing.policy(&configured).mode, Mode::AdviseOnly);
+        assert_eq!(
+            standing.shown().sentence(),
+            "homeostat is off: it advises and changes nothing (since 2023-11-14 22:13 UTC). Let it act: homeostat on"
+        );
+        // Off wins over what the configuration says.
+        standing.configure(Mode::AdviseOnly, place("/etc/h.toml"));
+        assert_eq!(standing.shown().by, "switch");
+        assert!(standing.set(true, 1_700_000_000).unwrap());
+        let shown = standing.shown();
+        assert!(!shown.on, "{shown:?}");
+        assert_eq!(
+            shown.sentence(),
+            "homeostat is off: it advises and changes nothing (policy.mode = \"advise-only\" in /etc/h.toml, line 3). Let it act: \
+             take policy.mode out of /etc/h.toml, line 3, and reload it"
+        );
+        standing.configure(Mode::AdviseOnly, place("--set policy.mode=\"advise-only\""));
+        assert_eq!(standing.shown().change, "start it without --advise-only");
+        standing.configure(Mode::Act, None);
+        assert_eq!(
+            standing.shown().sentence(),
+            "homeostat is on: it tries changes and keeps what is proven to help (since 2023-11-14 22:13 UTC). Undo all: \
+             homeostat off"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_recorded_is_off_until_the_end_and_never_on() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("state");
+        let mut standing = Standing::read(&directory, Mode::Act, None);
+        std::fs::write(&directory, "no directory").unwrap();
+        assert!(standing.set(false, 1).is_err());
+        assert!(standing.is_off());
+        assert!(standing.shown().why.contains("could not be recorded"));
+        assert!(standing.set(true, 2).is_err());
+        assert!(standing.is_off());
+        // A switch that says nothing is off, and is written anew.
+        let directory = home.path().join("other");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join(SWITCH_FILE), "nonsense").unwrap();
+        let mut standing = Standing::read(&directory, Mode::Act, None);
+        assert!(standing.is_off() && standing.shown().why.contains("writes it anew"));
+        assert!(!standing.set(false, 3).unwrap(), "it counted as off before");
+        assert!(standing.set(true, 4).unwrap());
+        assert!(!Standing::read(&directory, Mode::Act, None).is_off());
+    }
+}
