@@ -162,12 +162,37 @@ pub fn raise_priority(service: &Service) -> Vec<String> {
     refused
 }
 
-/// Whether this process may change programs of others: it is root's, or has one of root's rights that this takes.
-pub fn may_change_others() -> bool {
+/// Whether this process may change programs of others: it holds what every change takes, whatever the strategy. What only some
+/// strategies need is told by the probe of their capability.
+///
+/// # Errors
+/// The rights that are missing; none is named where it has no right of root's at all.
+pub fn may_change_others() -> Result<(), Vec<&'static str>> {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let has = capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
+    let missing = missing_of(has);
+    match missing.is_empty() {
+        true => Ok(()),
+        false if has.is_empty() && !rustix::process::geteuid().is_root() => Err(Vec::new()),
+        false => Err(missing),
+    }
+}
+
+/// What every change takes and is not among these rights: other processes are looked into (`ptrace(2)`: `/proc/PID/exe`, `maps`,
+/// `io`), and what their owners wish is read (`/proc/PID/environ`, which only the owner may open without a right).
+fn missing_of(has: rustix::thread::CapabilitySet) -> Vec<&'static str> {
     use rustix::thread::CapabilitySet;
-    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE;
-    rustix::process::geteuid().is_root()
-        || rustix::thread::capabilities(None).is_ok_and(|has| has.effective.intersects(needed))
+    let reads_all = CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE;
+    let needed = [
+        ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE),
+        ("CAP_DAC_READ_SEARCH", reads_all),
+    ];
+    let lacks = |any: &CapabilitySet| !has.intersects(*any);
+    needed
+        .iter()
+        .filter(|(_, any)| lacks(any))
+        .map(|(name, _)| *name)
+        .collect()
 }
 
 /// Files that may be open: the meters of a busy host and the watch over settings need some hundred each.
