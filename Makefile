@@ -20,7 +20,7 @@ BUILD := $(CARGO) build --release --locked
 TEST_TOOLS := redis-server:redis-server redis-cli:redis-tools initdb:postgresql pgbench:postgresql \
 	javac:default-jdk-headless cc:gcc python3:python3 nginx:nginx haproxy:haproxy \
 	/usr/lib/systemd/systemd-sysctl:systemd /usr/bin/systemd-tmpfiles:systemd /usr/sbin/sysctl:procps \
-	/usr/bin/unshare:util-linux /usr/sbin/tuned:tuned readelf:binutils
+	/usr/bin/unshare:util-linux /usr/sbin/tuned:tuned readelf:binutils groff:groff-base mandoc:mandoc
 # What the table of meters needs besides; the last two, which Debian does not have, are only unpacked (see tools/install-test-tools).
 METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-server mariadb:mariadb-client \
 	nginx:nginx haproxy:haproxy zstd:zstd sqlite3:sqlite3 \
@@ -34,11 +34,25 @@ METER_TOOLS := node:nodejs go:golang-go memcached:memcached mariadbd:mariadb-ser
 VM_TOOLS := qemu-system-x86_64:qemu-system-x86 busybox:busybox-static numactl:numactl numastat:numactl \
 	taskset:util-linux strip:binutils
 
-# Where packages are made.
+# What `make dist` needs besides Rust.
+DIST_TOOLS := dpkg-deb:dpkg rpmbuild:rpm cpio:cpio readelf:binutils strip:binutils python3:python3 xz:xz-utils
+
+# Where packages are made, and where all that `make dist` makes.
 PACKAGES ?= build
+DIST ?= dist
+# The time in all packages, so that two runs give the same files.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2> /dev/null || stat -c %Y Cargo.lock)
+export SOURCE_DATE_EPOCH
+
+# The static program: linked with glibc, since its standard library is everywhere where Rust is. In a directory of its own, because
+# other flags build everything anew.
+STATIC_TARGET := $(shell uname -m)-unknown-linux-gnu
+STATIC := target/static/$(STATIC_TARGET)/release/homeostat
+# Programs for arm64, where they were built.
+ARM64 := $(wildcard target/aarch64-unknown-linux-gnu/release/homeostat)
 
 .DEFAULT_GOAL := help
-.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,15 +135,31 @@ bench-spans: build test-tools ## compare the spans that homeostat sees with resp
 aa: build test-tools ## record undisturbed workloads for the A/A tests (an hour)
 	tools/record-traces --seconds $(AA_SECONDS)
 
-install: build ## install the program, its manual pages and completions below PREFIX (default /usr/local)
-	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/homeostat
-	tools/install-documents $(PROGRAM) $(DESTDIR)$(PREFIX)
+install: build ## install the program, manual pages, completions and a unit (not enabled); PREFIX (default /usr/local), DESTDIR
+	"$$(tools/make-tarball --unpacked $(PROGRAM) $(PACKAGES) | tail -n 1)/install.sh" --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
 
 deb: build ## a Debian package, in build/
 	tools/make-deb $(PROGRAM) $(PACKAGES)
 
-test-deb: deb root-tools ## install, run, upgrade and purge it in a clean root (as root; needs the network)
-	tools/test-deb "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+static: cargo-there ## the static program, that runs on any Linux
+	RUSTFLAGS="$(RUSTFLAGS) -C target-feature=+crt-static" $(BUILD) -p homeostat-cli --target $(STATIC_TARGET) --target-dir target/static
+
+dist-tools:
+	@tools/install-test-tools $(DIST_TOOLS)
+
+dist: dist-tools build static ## all packages, in dist/: deb, rpm, archive with install.sh, container image, SBOM, checksums
+	tools/make-dist $(PROGRAM) $(STATIC) $(DIST) $(ARM64)
+
+test-dist: dist root-tools ## install, try, upgrade and remove each package in clean roots (as root; needs the network)
+	tools/test-deb --suite bookworm $(DIST)/homeostat_*_amd64.deb
+	tools/test-deb --suite trixie $(DIST)/homeostat_*_amd64.deb
+	tools/test-rpm $(DIST)/homeostat-*.rpm
+	tools/test-tarball $(DIST)/homeostat-*-$$(uname -m)-linux.tar.gz
+	tools/test-image $(DIST)/homeostat-*-oci.tar
+
+test-deb: deb root-tools ## install, run, upgrade and purge the package in a clean Debian 12 and 13 (as root; needs the network)
+	tools/test-deb --suite bookworm "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
+	tools/test-deb --suite trixie "$$(ls -t $(PACKAGES)/homeostat_*.deb | head -n 1)"
 
 test-systemd: deb vm-tools root-tools ## boot an emulated Debian 12 and 13 with the package and systemd, and try the service (as root; needs the network)
 	$(BUILD) -p homeostat-guest
@@ -140,17 +170,15 @@ test-systemd: deb vm-tools root-tools ## boot an emulated Debian 12 and 13 with 
 file-cache-speed: build vm-tools root-tools ## measure the file cache's controller in an emulated Debian, control groups of version 2 (as root; needs the network); SPEED_ARGS are passed on
 	vm/file-cache-speed $(SPEED_ARGS)
 
-test-container: cargo-there ## build the container image; try each effector in it; kill, restore and stop it in trials (as root; needs podman)
+test-container: static ## build the container image; try each effector in it; kill, restore and stop it in trials (as root; needs podman)
 	$(BUILD) -p homeostat-guest -p homeostat-workloads
-	RUSTFLAGS="$(RUSTFLAGS) -C target-feature=+crt-static" $(BUILD) -p homeostat-cli --target $$(uname -m)-unknown-linux-gnu --target-dir target/static
-	tools/test-container target/static/$$(uname -m)-unknown-linux-gnu/release/homeostat
+	tools/test-container $(STATIC)
 
 fuzz: cargo-there ## fuzz every parser for a minute each (needs a C++ compiler); tools/fuzz --help
 	tools/fuzz
 
-uninstall: ## remove what install put there
-	rm -f $(DESTDIR)$(PREFIX)/bin/homeostat
-	tools/install-documents --remove $(DESTDIR)$(PREFIX)
+uninstall: ## undo what homeostat changed and remove what install put there
+	sh "$(DESTDIR)$(PREFIX)/share/homeostat/install.sh" --uninstall --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -3,9 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use clap::CommandFactory;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -342,4 +343,119 @@ fn claims_and_tests_are_read_from_a_page() {
     assert_eq!(named_tests(&found[0]), [("a/b.rs".to_owned(), "c".to_owned())]);
     assert!(named_tests(&found[1]).is_empty());
     assert_eq!(words("| a | 1.5 | -- |\n# b"), 3);
+}
+
+/// The manual pages that the program writes, by name and section, such as `homeostat-run(8)`.
+fn manual_pages(directory: &Path) -> BTreeMap<String, PathBuf> {
+    let status = Command::new(env!("CARGO_BIN_EXE_homeostat"))
+        .arg("manual")
+        .arg(directory)
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let mut found = BTreeMap::new();
+    for section in ["1", "5", "8"] {
+        for entry in std::fs::read_dir(directory.join(format!("man{section}"))).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            found.insert(format!("{name}({section})"), path);
+        }
+    }
+    found
+}
+
+/// What a formatter of manual pages says: standard output and standard error; nothing where it is missing.
+fn format_page(command: &[&str], page: &Path) -> Option<(String, String)> {
+    let Ok(output) = Command::new(command[0])
+        .args(&command[1..])
+        .arg(page)
+        .env("LC_ALL", "C.UTF-8")
+        .output()
+    else {
+        eprintln!(
+            "SKIPPED: {} is missing, so the manual pages are not formatted by it",
+            command[0]
+        );
+        return None;
+    };
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Some((said(&output.stdout), said(&output.stderr)))
+}
+
+#[test]
+fn the_manual_pages_are_clean_fit_a_terminal_and_refer_to_pages_that_exist() {
+    let directory = tempfile::tempdir().unwrap();
+    let pages = manual_pages(directory.path());
+    for name in [
+        "homeostat(1)",
+        "homeostat.toml(5)",
+        "homeostat-run(8)",
+        "homeostat-restore(8)",
+    ] {
+        assert!(pages.contains_key(name), "{name}: {:?}", pages.keys());
+    }
+    let plain = ["groff", "-ww", "-man", "-Tutf8", "-k", "-P-cbou", "-rLL=80n"];
+    for (name, path) in &pages {
+        // Formatters tell only some of what they cannot show; a warning of either is a fault.
+        if let Some((text, warnings)) = format_page(&plain, path) {
+            assert_eq!(warnings, "", "groff of {name}");
+            let wide: Vec<&str> = text.lines().filter(|l| l.chars().count() > 80).collect();
+            assert_eq!(wide, Vec::<&str>::new(), "{name} is wider than a terminal");
+            let (_, related) = text.split_once("\nSEE ALSO\n").unwrap_or_default();
+            let (_, commands) = text.split_once("\nCOMMANDS\n").unwrap_or_default();
+            let commands = commands.split("\nEX").next().unwrap_or_default();
+            assert!(
+                name == "homeostat(1)" || related.contains("homeostat(1)"),
+                "{name}: {related}"
+            );
+            for word in related.split_whitespace().chain(commands.split_whitespace()) {
+                let word = word.trim_end_matches([',', '.']);
+                if word.starts_with("homeostat") && word.ends_with(')') {
+                    assert!(
+                        pages.contains_key(word),
+                        "{name} refers to {word}, which does not exist"
+                    );
+                }
+            }
+        }
+        if let Some((faults, _)) = format_page(&["mandoc", "-T", "lint", "-W", "warning"], path) {
+            assert_eq!(faults, "", "mandoc of {name}");
+        }
+    }
+}
+
+#[test]
+fn examples_of_the_manual_pages_are_shown_line_by_line_and_columns_as_lists() {
+    let directory = tempfile::tempdir().unwrap();
+    let pages = manual_pages(directory.path());
+    let text = |name: &str| std::fs::read_to_string(&pages[name]).unwrap();
+    let run = text("homeostat-run(8)");
+    assert!(
+        run.contains(".EX\nhomeostat run \\-\\-advise\\-only\n.EE\n"),
+        "{run}"
+    );
+    let overview = text("homeostat(1)");
+    assert!(
+        overview.contains(".SH \"EXIT CODES\"\n.TP\n\\fB0\\fR\nall is well\n"),
+        "{overview}"
+    );
+    // Each setting of the default file is explained.
+    let configuration = text("homeostat.toml(5)");
+    let default = Command::new(env!("CARGO_BIN_EXE_homeostat"))
+        .args(["config", "default"])
+        .output()
+        .unwrap();
+    let default = String::from_utf8(default.stdout).unwrap();
+    let (settings, _) = default.split_once("# For example:").unwrap();
+    let names: Vec<&str> = settings
+        .lines()
+        .filter_map(|l| l.strip_prefix('#')?.split_once(" = "))
+        .map(|(name, _)| name)
+        .filter(|name| !name.starts_with(' '))
+        .collect();
+    assert!(names.len() > 30, "{names:?}");
+    for name in names {
+        assert!(configuration.contains(&format!("\n\\fB{name}\\fR = ")), "{name}");
+    }
 }

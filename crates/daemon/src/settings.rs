@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-pub use catalogue::{default_file, markdown};
+pub use catalogue::{Section, SettingText, default_file, introduction, markdown, of_strategies, reference};
 
 /// The sections, in the order in which people meet them.
 const SECTIONS: [&str; 6] = ["paths", "control", "service", "metrics", "meters", "policy"];

@@ -1,5 +1,7 @@
 //! `homeostat completions` and `homeostat manual`: made from the same doc comments as `--help`.
 
+mod page;
+
 use crate::failure::Failure;
 use crate::{Arguments, Context};
 use clap::{Args, CommandFactory};
@@ -18,9 +20,10 @@ pub struct Completions {
 /// Write the manual pages into a directory.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  homeostat manual /usr/share/man/man1")]
+  homeostat manual /usr/local/share/man      into man1, man5 and man8 below it
+  man homeostat.toml                         the configuration, once the pages are there")]
 pub struct Manual {
-    /// An existing directory.
+    /// An existing directory; man1, man5 and man8 are made in it.
     directory: PathBuf,
 }
 
@@ -33,15 +36,12 @@ impl Completions {
     }
 }
 
-/// Date of the manual pages; changed with their contents.
-const DATE: &str = "2026-11-22";
-
 impl Manual {
-    /// Writes one page per command.
+    /// Writes one page per command, and that of the configuration.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         let mut command = Arguments::command().disable_help_subcommand(true);
         command.build();
-        self.write(command).map_err(|e| {
+        self.write(&command).map_err(|e| {
             Failure::from_error(&std::io::Error::new(
                 e.kind(),
                 format!(
@@ -58,28 +58,20 @@ impl Manual {
             .print(&format!("The manual pages are in {}.", self.directory.display()))
     }
 
-    /// Writes the page of a command and those of its subcommands.
-    fn write(&self, command: clap::Command) -> std::io::Result<()> {
-        for inner in command.get_subcommands().filter(|c| !c.is_hide_set()).cloned() {
-            self.write(inner)?;
+    fn write(&self, command: &clap::Command) -> std::io::Result<()> {
+        let mut pages = vec![page::of_configuration()];
+        page::of_command(command, &[], &mut pages)?;
+        for page in pages {
+            let directory = self.directory.join(format!("man{}", page.section));
+            match std::fs::create_dir(&directory) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            std::fs::write(
+                directory.join(format!("{}.{}", page.name, page.section)),
+                page.text,
+            )?;
         }
-        let name = command
-            .get_display_name()
-            .unwrap_or(command.get_name())
-            .to_owned();
-        let mut page = Vec::new();
-        // Without a date the generator leaves its place empty, and readers take the version for it.
-        clap_mangen::Man::new(command)
-            .title(name.to_uppercase())
-            .date(DATE)
-            .source(concat!("homeostat ", env!("CARGO_PKG_VERSION")))
-            .manual("homeostat")
-            .render(&mut page)?;
-        let mut text = String::new();
-        for line in String::from_utf8_lossy(&page).lines() {
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        std::fs::write(self.directory.join(format!("{name}.1")), text)
+        Ok(())
     }
 }

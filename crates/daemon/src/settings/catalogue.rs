@@ -230,17 +230,11 @@ pub fn default_file() -> String {
             let _ = writeln!(out, "#{} = {}", leaf.name, leaf.default);
         }
     }
-    for (section, lines) in EXAMPLES {
+    for section in reference().into_iter().filter(|s| !s.example.is_empty()) {
         out.push('\n');
-        wrapped(docs.get(*section).map_or("", String::as_str), "# ", &mut out);
-        out.push_str("# For example:\n");
-        let header = if *section == "policy.workloads" {
-            format!("[[{section}]]")
-        } else {
-            format!("[{section}]")
-        };
-        let _ = writeln!(out, "#{header}");
-        for line in *lines {
+        wrapped(&section.meaning, "# ", &mut out);
+        let _ = writeln!(out, "# For example:\n#{}", section.header);
+        for line in section.example {
             let _ = writeln!(out, "#{line}");
         }
     }
@@ -256,22 +250,75 @@ pub fn default_file() -> String {
 }
 
 /// The settings of single strategies, as the strategies have them.
-fn of_strategies() -> Vec<&'static Setting> {
+pub fn of_strategies() -> Vec<&'static Setting> {
     homeostat_strategies::all()
         .iter()
         .flat_map(|strategy| strategy.settings())
         .collect()
 }
 
-/// The same as a page of the book.
-pub fn markdown() -> String {
+/// A section of the configuration, as the reference describes it.
+#[derive(Debug)]
+pub struct Section {
+    /// Its header, with brackets.
+    pub header: String,
+    /// What it is for; may hold code between back quotes, as all texts here.
+    pub meaning: String,
+    /// Its settings; none where an example says more.
+    pub settings: Vec<SettingText>,
+    /// Lines that are right below the header.
+    pub example: &'static [&'static str],
+}
+
+/// One setting, as the reference describes it.
+#[derive(Debug)]
+pub struct SettingText {
+    /// Its name within the section.
+    pub name: String,
+    /// Its default, as TOML.
+    pub default: String,
+    /// What it does.
+    pub meaning: String,
+}
+
+/// Every section with its settings: what the page of the book and the manual page are made of.
+pub fn reference() -> Vec<Section> {
     let leaves = leaves();
     let docs = docs();
-    let paths = Paths::default();
-    let mut out = String::from("# Configuration\n\n");
-    out.push_str("<!-- Made by `homeostat config default --markdown` from the source; a test keeps it in step. -->\n\n");
-    let _ = writeln!(
-        out,
+    let meaning = |section: &str| docs.get(section).cloned().unwrap_or_default();
+    let mut all: Vec<Section> = sections(&leaves)
+        .into_iter()
+        .map(|section| Section {
+            header: format!("[{section}]"),
+            meaning: meaning(&section),
+            settings: leaves
+                .iter()
+                .filter(|l| l.section == section)
+                .map(|l| SettingText {
+                    name: l.name.clone(),
+                    default: l.default.to_string(),
+                    meaning: l.doc.clone(),
+                })
+                .collect(),
+            example: &[],
+        })
+        .collect();
+    all.extend(EXAMPLES.iter().map(|(section, lines)| Section {
+        header: if *section == "policy.workloads" {
+            format!("[[{section}]]")
+        } else {
+            format!("[{section}]")
+        },
+        meaning: meaning(section),
+        settings: Vec::new(),
+        example: lines,
+    }));
+    all
+}
+
+/// What the reference begins with.
+pub fn introduction() -> String {
+    format!(
         "homeostat works without a configuration file. If there is one it is `{}`; files in\n\
          `/etc/homeostat/homeostat.d/*.toml` are read after it in the order of their names, and `--set key=value` on\n\
          the command line of `homeostat run` comes last. Later layers win; lists of rules are joined, those of later\n\
@@ -279,35 +326,39 @@ pub fn markdown() -> String {
          force, `systemctl reload homeostat` (SIGHUP) reads everything again: a file with an error changes nothing.\n\
          State is kept in `{}`.",
         super::MAIN_FILE,
-        paths.state_directory.display(),
-    );
-    for section in sections(&leaves) {
-        let _ = writeln!(out, "\n## `[{section}]`\n");
-        if let Some(doc) = docs.get(&section).filter(|d| !d.is_empty()) {
-            let _ = writeln!(out, "{doc}\n");
+        Paths::default().state_directory.display(),
+    )
+}
+
+/// The reference as a page of the book.
+pub fn markdown() -> String {
+    let mut out = String::from("# Configuration\n\n");
+    out.push_str("<!-- Made by `homeostat config default --markdown` from the source; a test keeps it in step. -->\n\n");
+    let _ = writeln!(out, "{}", introduction());
+    for section in reference() {
+        let _ = writeln!(out, "\n## `{}`\n", section.header);
+        if !section.meaning.is_empty() {
+            let _ = writeln!(out, "{}\n", section.meaning);
+        }
+        if !section.example.is_empty() {
+            let _ = writeln!(
+                out,
+                "```toml\n{}\n{}\n```",
+                section.header,
+                section.example.join("\n")
+            );
+            continue;
         }
         out.push_str("| setting | default | meaning |\n|---|---|---|\n");
-        for leaf in leaves.iter().filter(|l| l.section == section) {
+        for setting in section.settings {
             let _ = writeln!(
                 out,
                 "| `{}` | `{}` | {} |",
-                leaf.name,
-                leaf.default,
-                leaf.doc.replace('|', "\\|")
+                setting.name,
+                setting.default,
+                setting.meaning.replace('|', "\\|")
             );
         }
-    }
-    for (section, lines) in EXAMPLES {
-        let header = if *section == "policy.workloads" {
-            format!("[[{section}]]")
-        } else {
-            format!("[{section}]")
-        };
-        let _ = writeln!(out, "\n## `{header}`\n");
-        if let Some(doc) = docs.get(*section).filter(|d| !d.is_empty()) {
-            let _ = writeln!(out, "{doc}\n");
-        }
-        let _ = writeln!(out, "```toml\n{header}\n{}\n```", lines.join("\n"));
     }
     out.push_str("\n### Settings of single strategies\n\n| strategy | setting | default | range | meaning |\n|---|---|---|---|---|\n");
     for setting in of_strategies() {
