@@ -131,9 +131,11 @@ pub(super) fn of_configuration() -> Page {
             roff.text([roman(section.meaning.as_str())]);
         }
         if !section.example.is_empty() {
-            let lines: Vec<&str> = std::iter::once(section.header.as_str())
+            let lines: Vec<String> = std::iter::once(section.header.as_str())
                 .chain(section.example.iter().copied())
+                .flat_map(fold_toml)
                 .collect();
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             literal(&mut roff, &lines);
         }
         for setting in &section.settings {
@@ -243,6 +245,30 @@ fn fold(line: &str, continued: &str) -> Vec<String> {
     }
     lines.push(rest);
     lines
+}
+
+/// The same for TOML: words of a comment, or a list that begins in the line.
+fn fold_toml(line: &str) -> Vec<String> {
+    if line.chars().count() <= LITERAL_MAX {
+        return vec![line.to_owned()];
+    }
+    if let Some(comment) = line.strip_prefix("# ") {
+        let mut lines = vec![String::from("#")];
+        for word in comment.split_whitespace() {
+            match lines.last_mut() {
+                Some(last) if last.chars().count() + 1 + word.chars().count() <= LITERAL_MAX => {
+                    last.push(' ');
+                    last.push_str(word);
+                }
+                _ => lines.push(format!("# {word}")),
+            }
+        }
+        return lines;
+    }
+    match line.split_once('[') {
+        Some((name, list)) => vec![format!("{name}["), format!("    {list}")],
+        None => vec![line.to_owned()],
+    }
 }
 
 /// The text after the options of a help: headings in capitals, indented columns, and sentences.
