@@ -7,7 +7,7 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_engine::{OperatorRequest, Policy, Profile};
+use homeostat_engine::{Mode, OperatorRequest, Policy, Profile};
 use homeostat_linux::Root;
 use homeostat_linux::effectors::Registry;
 use homeostat_linux::sensors::memory_settings::{FILES, MemorySettings};
@@ -363,6 +363,31 @@ fn what_a_person_undoes_rests_and_what_stops_puts_all_back() {
     assert_eq!(world.values(), FOUND);
     world.runtime = None;
     assert_eq!(world.journal().owed().count(), 0);
+}
+
+/// As the switch does: what a controller holds goes at once, and it moves nothing until it may act again.
+#[test]
+fn advice_only_gives_all_back_and_moves_nothing() {
+    let mut world = World::new(Profile::AutotuneClassic);
+    world.pages.set(2000);
+    world.run(30);
+    assert!(world.values()[0] < 60);
+    let configure = |world: &mut World, mode: Mode| {
+        let policy = Policy {
+            mode,
+            ..policy(Profile::AutotuneClassic)
+        };
+        let request = OperatorRequest::Configure(Box::new(policy));
+        world.runtime.as_mut().unwrap().operator(request);
+    };
+    configure(&mut world, Mode::AdviseOnly);
+    for _ in 0..20 {
+        world.run(60);
+        assert_eq!(world.values(), FOUND);
+    }
+    configure(&mut world, Mode::Act);
+    world.run(60);
+    assert!(world.values()[0] < 60, "it goes on at once: nobody refused it");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What was kept over a stop and is taken back later: at every moment the journal says what the machine is.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use homeostat_engine::{OperatorRequest, Policy};
+use homeostat_engine::{Mode, OperatorRequest, Policy};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, ActionId, Bytes, Direction, Locality, Machine, MachineSample, MemoryMap, MeterCandidate, MeterId,
@@ -136,6 +136,14 @@ fn kept(directory: &Path) -> Number {
     machine
 }
 
+/// The policy of a daemon that only advises.
+fn advice() -> Policy {
+    Policy {
+        mode: Mode::AdviseOnly,
+        ..Policy::default()
+    }
+}
+
 /// A daemon on that machine that finds these steps of its journal failing.
 fn daemon(
     directory: &Path,
@@ -224,6 +232,56 @@ fn ended_at_any_moment_of_the_undo_the_next_start_finds_it_in_force_or_takes_it_
         }
         drop(runtime);
         starts_again(directory.path(), &mut machine, &time);
+    }
+}
+
+/// As a daemon starts that is switched off: also what was kept on purpose goes, before the first sample.
+#[test]
+fn a_start_that_only_advises_takes_back_what_was_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let (machine, time) = (kept(directory.path()), Time::default());
+    let (journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+    let history = ResilientHistory::open(
+        &directory.path().join("history.db"),
+        HistoryOptions::default(),
+        time.unix_seconds(),
+    );
+    let policy = advice();
+    let (runtime, report) = Runtime::start(
+        machine.clone(),
+        time.clone(),
+        journal,
+        history,
+        Vec::new(),
+        policy,
+    )
+    .unwrap();
+    assert_eq!((report.kept.len(), report.undone.len()), (0, 1), "{report:?}");
+    assert_eq!(machine.value.get(), FOUND);
+    assert!(runtime.view().in_force.is_empty());
+}
+
+/// As a daemon is switched off while it runs, and killed after any slice of the undo: the next start, which only advises, finishes it.
+#[test]
+fn switched_off_and_killed_at_any_moment_the_next_start_finishes_the_undo() {
+    for turns in 0..6 {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut machine, time) = (kept(directory.path()), Time::default());
+        let mut runtime = daemon(directory.path(), &machine, &time, |_| false);
+        runtime.operator(OperatorRequest::Configure(Box::new(advice())));
+        for _ in 0..turns {
+            let turn = runtime.turn();
+            time.sleep((turn.wake_at - time.now()).max(Nanoseconds(1)));
+        }
+        assert!(turns < 5 || machine.value.get() == FOUND);
+        drop(runtime);
+        let (mut journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
+        let report = restore(&mut journal, &mut machine, &time, BOOT, true);
+        assert!(
+            report.complete() && journal.owed().count() == 0,
+            "{turns}: {report:?}"
+        );
+        assert_eq!(machine.value.get(), FOUND, "{turns}");
     }
 }
 

@@ -20,7 +20,7 @@ use std::fmt;
 pub use table::TABLE;
 
 /// How packages and the container image start the daemon.
-const RUN: [&str; 1] = ["run"];
+const RUN: [&str; 2] = ["run", "--advise-first"];
 
 /// One privilege.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
