@@ -99,7 +99,7 @@ try_advice() {
     inside homeostat doctor > "$scratch/doctor" 2> "$scratch/doctor.error" || fail "doctor: $(cat "$scratch/doctor" "$scratch/doctor.error")"
     say "run --advise-only for ${seconds:-10} s"
     start_daemon --advise-only --set meters.breakpoints=false
-    grep -q "advise-only" "$scratch/status" || fail "the status does not say that it only advises: $(cat "$scratch/status")"
+    head -n 1 "$scratch/status" | grep -q "^homeostat is off: .*--advise-only" || fail "the status does not say that it only advises: $(cat "$scratch/status")"
     sleep "${seconds:-10}"
     inside homeostat status > "$scratch/status" || fail "the daemon does not answer any more: $(cat "$scratch/daemon.log")"
     stop_daemon
@@ -130,12 +130,12 @@ try_trial() {
     fi
     cp "$latency" "$scratch/$name-target"
     mkdir -p "$root/etc/homeostat"
-    sed -n '/^\[policy\]/,/^memory_affinity/p' "$source/vm/systemd/root/etc/homeostat/homeostat.toml" > "$root/etc/homeostat/homeostat.toml"
+    sed -n '/^\[policy\]/,/^blocks_max/p' "$source/vm/systemd/root/etc/homeostat/homeostat.toml" > "$root/etc/homeostat/homeostat.toml"
     printf '[[policy.workloads]]\nmatch = "%s"\n[[policy.workloads]]\nmatch = "*"\nnever = true\n' "$scratch/$name-target" \
         >> "$root/etc/homeostat/homeostat.toml"
     "$scratch/$name-target" --order random 64 64 1 1800 > /dev/null &
     program=$!
-    # A history of its own: one that a trial has not been in begins switched off.
+    # Without what the daemon before left, which would count as an earlier version's and begin switched on.
     rm -rf "$root/var/lib/homeostat"
     start_daemon --advise-first
     head -n 1 "$scratch/status" | grep -q "homeostat on" || fail "the first line of the status does not say how to let it act: $(cat "$scratch/status")"
