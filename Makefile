@@ -41,7 +41,7 @@ DIST_TOOLS := dpkg-deb:dpkg rpmbuild:rpm cpio:cpio readelf:binutils strip:binuti
 PACKAGES ?= build
 DIST ?= dist
 # The time in all packages, so that two runs give the same files.
-SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2> /dev/null || stat -c %Y Cargo.lock)
+SOURCE_DATE_EPOCH ?= $(shell { git log -1 --format=%ct || stat -c %Y Cargo.lock; } 2> /dev/null)
 export SOURCE_DATE_EPOCH
 
 # The static program: linked with glibc, since its standard library is everywhere where Rust is. In a directory of its own, because
