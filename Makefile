@@ -147,7 +147,7 @@ static: cargo-there ## the static program, that runs on any Linux
 dist-tools:
 	@tools/install-test-tools $(DIST_TOOLS)
 
-dist: dist-tools build static ## all packages, in dist/: deb, rpm, archive with install.sh, container image, SBOM, checksums
+dist: cargo-there dist-tools build static ## all packages, in dist/: deb, rpm, archive with install.sh, container image, SBOM, checksums
 	tools/make-dist $(PROGRAM) $(STATIC) $(DIST) $(ARM64)
 
 test-dist: dist root-tools ## install, try, upgrade and remove each package in clean roots (as root; needs the network)
