@@ -48,7 +48,7 @@ export SOURCE_DATE_EPOCH
 # other flags build everything anew.
 STATIC_TARGET := $(shell uname -m)-unknown-linux-gnu
 STATIC := target/static/$(STATIC_TARGET)/release/homeostat
-# Programs for arm64, where they were built.
+# The program for arm64, where `make arm64` has built it.
 ARM64 := $(wildcard target/aarch64-unknown-linux-gnu/release/homeostat)
 
 .DEFAULT_GOAL := help
@@ -82,7 +82,7 @@ announce:
 msrv: cargo-there root-tools ## compile everything with the Rust of Debian 13, in a Debian 13 (as root; needs the network)
 	tools/debian-build check
 
-arm64: cargo-there root-tools ## build the program for arm64 in a Debian 13, and run it in QEMU's user emulation (as root; needs the network)
+arm64: cargo-there root-tools ## build the static program for arm64 in a Debian 13, and run it in QEMU's user emulation (as root; needs the network)
 	tools/debian-build arm64
 
 check: cargo-there ## formatting and lints

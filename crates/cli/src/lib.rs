@@ -97,6 +97,9 @@ pub enum Command {
     Undo(commands::undo::Undo),
     /// Undo what a dead daemon left behind.
     Restore(commands::restore::Restore),
+    /// Undo everything, and keep an older version from acting where this one is switched off.
+    #[command(name = "prepare-downgrade")]
+    Downgrade(commands::downgrade::Downgrade),
     /// Start no new trial; running ones are undone, proven changes stay.
     Pause(commands::pause::Pause),
     /// Go on after a pause.
@@ -130,9 +133,6 @@ pub enum Command {
     /// Write the manual pages into a directory.
     #[command(visible_alias = "man")]
     Manual(commands::documents::Manual),
-    /// Undo everything, and keep an older version from acting where this one is switched off. For packages.
-    #[command(hide = true, name = "prepare-downgrade")]
-    Downgrade(commands::downgrade::Downgrade),
     /// Started by the daemon alone: reads parts of files in the control groups of others.
     #[command(hide = true, name = homeostat_daemon::wiring::FETCHER)]
     Fetch,

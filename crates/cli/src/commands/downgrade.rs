@@ -17,6 +17,8 @@ const DROP_IN: &str = "zz-switched-off.toml";
 /// Versions before the switch act whenever they run. They read drop-ins of the configuration, so one says for them what the switch says
 /// here. No daemon may run.
 #[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  homeostat prepare-downgrade                before an older version is installed; the Debian package does it by itself")]
 pub struct Downgrade {}
 
 impl Downgrade {

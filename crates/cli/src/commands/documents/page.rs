@@ -8,7 +8,16 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 use homeostat_daemon::settings;
 
 /// Commands that change the machine or the daemon, which is what section 8 is for. All others are in section 1.
-const ADMINISTRATION: [&str; 7] = ["run", "restore", "on", "off", "undo", "pause", "resume"];
+const ADMINISTRATION: [&str; 8] = [
+    "run",
+    "restore",
+    "prepare-downgrade",
+    "on",
+    "off",
+    "undo",
+    "pause",
+    "resume",
+];
 /// The page of the configuration.
 const CONFIGURATION: &str = "homeostat.toml";
 /// Longest literal line, so that a block with its indentation fits into 80 columns.
