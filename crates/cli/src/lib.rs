@@ -70,67 +70,39 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// The subcommands.
+/// The subcommands. Each is described where its arguments are; a description here would hide the longer one there.
 #[derive(Debug, Subcommand)]
+#[expect(missing_docs, reason = "described at the arguments")]
 pub enum Command {
-    /// Run the daemon in the foreground.
     Run(commands::run::Run),
-    /// Show what homeostat does at the moment.
     Status(commands::status::Status),
-    /// Watch what homeostat does, live, or go through a recording.
     Top(commands::top::Top),
-    /// Explain what was done with a workload, from the first sight to the verdict.
     Explain(commands::explain::Explain),
-    /// Show the experiments of the past; works without the daemon.
     History(commands::history::History),
-    /// Write what was found, tried, gained and rejected into one HTML file.
     Report(commands::report::Report),
-    /// Show what would be tried and why, changing nothing.
     Plan(commands::plan::Plan),
-    /// Show what a person could do and homeostat may not; do it, or do not see it again.
     Advice(commands::advice::Advice),
-    /// Let homeostat act: try changes, and keep what is proven to help.
     On(commands::switch::On),
-    /// Undo everything, change nothing from now on, and stay so until `homeostat on`.
     Off(commands::switch::Off),
-    /// Undo one change or all of them.
     Undo(commands::undo::Undo),
-    /// Undo what a dead daemon left behind.
     Restore(commands::restore::Restore),
-    /// Undo everything, and keep an older version from acting where this one is switched off.
     #[command(name = "prepare-downgrade")]
     Downgrade(commands::downgrade::Downgrade),
-    /// Start no new trial; running ones are undone, proven changes stay.
     Pause(commands::pause::Pause),
-    /// Go on after a pause.
     Resume(commands::pause::Resume),
-    /// Show what this machine can sense and do, and what is missing.
     Doctor(commands::doctor::Doctor),
-    /// Show which privileges homeostat needs, for what and why, and make the files that grant them.
     Privileges(commands::privileges::Show),
-    /// Show the machine's shape: caches, cores, memory nodes, distances, devices.
     Topology(commands::topology::Topology),
-    /// Show where workloads run and their memory lies: local, near and far.
     Locality(commands::locality::Locality),
-    /// Show whether memory is short, what it is used for, who reads files, who waits for pages, and who pushes whom out.
     Memory(commands::memory::Memory),
-    /// Show how the work of programs can be counted from outside, and try it live.
     Meter(commands::meter::Meter),
-    /// Show and change the settings of the kernel, with who set each.
     Tunable(commands::tunable::Tunable),
-    /// Record what the mind sees and decides, changing nothing, for a bug report.
     Record(commands::record::Record),
-    /// Decide again from a recording and compare, byte for byte.
     Replay(commands::replay::Replay),
-    /// Prove a real gain on a real process, live, in under five minutes.
     Demo(commands::demo::Demo),
-    /// Run homeostat on a simulated machine and show what it decides there.
     Simulate(commands::simulate::Simulate),
-    /// Check and show the configuration.
     Config(commands::config::Config),
-    /// Print completions for a shell.
     Completions(commands::documents::Completions),
-    /// Write the manual pages into a directory.
     #[command(visible_alias = "man")]
     Manual(commands::documents::Manual),
     /// Started by the daemon alone: reads parts of files in the control groups of others.

@@ -87,6 +87,9 @@ fn every_command_has_help_with_examples() {
         );
         assert!(help.contains("--json"), "{command} has no --json");
     }
+    // Not only the first line of what a command is for.
+    let off = text(&homeostat(&["off", "--help"]).stdout);
+    assert!(off.contains("restarts, reboots and upgrades"), "{off}");
     let listed = overview
         .split("Commands:")
         .nth(1)
