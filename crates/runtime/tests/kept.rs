@@ -8,7 +8,7 @@ use homeostat_model::{
     Nanoseconds, Progress, Snapshot, UndoRecord, WorkloadId,
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
-use homeostat_runtime::{Runtime, restore};
+use homeostat_runtime::{RecoveryReport, Runtime, restore};
 use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -144,6 +144,31 @@ fn advice() -> Policy {
     }
 }
 
+/// A daemon on that machine, and what it recovered.
+fn start(
+    directory: &Path,
+    machine: &Number,
+    time: &Time,
+    options: JournalOptions,
+    policy: Policy,
+) -> (Runtime<Number, Time>, RecoveryReport) {
+    let (journal, _) = Journal::open(directory, options).unwrap();
+    let history = ResilientHistory::open(
+        &directory.join("history.db"),
+        HistoryOptions::default(),
+        time.unix_seconds(),
+    );
+    Runtime::start(
+        machine.clone(),
+        time.clone(),
+        journal,
+        history,
+        Vec::new(),
+        policy,
+    )
+    .unwrap()
+}
+
 /// A daemon on that machine that finds these steps of its journal failing.
 fn daemon(
     directory: &Path,
@@ -158,21 +183,7 @@ fn daemon(
         })),
         ..JournalOptions::default()
     };
-    let (journal, _) = Journal::open(directory, options).unwrap();
-    let history = ResilientHistory::open(
-        &directory.join("history.db"),
-        HistoryOptions::default(),
-        time.unix_seconds(),
-    );
-    let (runtime, report) = Runtime::start(
-        machine.clone(),
-        time.clone(),
-        journal,
-        history,
-        Vec::new(),
-        Policy::default(),
-    )
-    .unwrap();
+    let (runtime, report) = start(directory, machine, time, options, Policy::default());
     assert_eq!((report.kept.len(), report.undone.len()), (1, 0), "{report:?}");
     assert_eq!(machine.value.get(), OURS);
     runtime
@@ -240,22 +251,13 @@ fn ended_at_any_moment_of_the_undo_the_next_start_finds_it_in_force_or_takes_it_
 fn a_start_that_only_advises_takes_back_what_was_kept() {
     let directory = tempfile::tempdir().unwrap();
     let (machine, time) = (kept(directory.path()), Time::default());
-    let (journal, _) = Journal::open(directory.path(), JournalOptions::default()).unwrap();
-    let history = ResilientHistory::open(
-        &directory.path().join("history.db"),
-        HistoryOptions::default(),
-        time.unix_seconds(),
+    let (runtime, report) = start(
+        directory.path(),
+        &machine,
+        &time,
+        JournalOptions::default(),
+        advice(),
     );
-    let policy = advice();
-    let (runtime, report) = Runtime::start(
-        machine.clone(),
-        time.clone(),
-        journal,
-        history,
-        Vec::new(),
-        policy,
-    )
-    .unwrap();
     assert_eq!((report.kept.len(), report.undone.len()), (0, 1), "{report:?}");
     assert_eq!(machine.value.get(), FOUND);
     assert!(runtime.view().in_force.is_empty());
