@@ -126,11 +126,9 @@ do_uninstall() {
         if "$program" status > /dev/null 2>&1; then
             fail "a daemon still runs that is not the service; stop it first"
         fi
-        # The journal and the program that reads it are needed for another try.
-        if [ -d "$state" ]; then
-            "$program" tunable unset --all || fail "what was set by hand could not be put back; nothing is removed"
-            "$program" restore || fail "not everything could be undone; the journal in $state says what is left; nothing is removed"
-        fi
+        # The journal, wherever the configuration puts it, and the program that reads it are needed for another try.
+        "$program" tunable unset --all || fail "what was set by hand could not be put back; nothing is removed"
+        "$program" restore || fail "not everything could be undone; the journal says what is left; nothing is removed"
         if [ -d /run/systemd/system ]; then
             systemctl --quiet disable homeostat.service 2> /dev/null || true
         fi

@@ -177,6 +177,18 @@ fn restore_without_anything_to_restore_is_well_and_a_directory_that_is_not_there
         "{}",
         text(&absent.stderr)
     );
+    // As the scripts of the packages ask before homeostat is removed: a configured directory that was never used is no reason to stay.
+    let config = directory.path().join("homeostat.toml");
+    let unused = directory.path().join("unused");
+    std::fs::write(&config, format!("[paths]\nstate_directory = {unused:?}\n")).unwrap();
+    for arguments in [&["tunable", "unset", "--all"][..], &["restore"]] {
+        let socket = directory.path().join("socket");
+        let mut all = vec!["--config", config.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
+        all.extend(arguments);
+        let output = homeostat(&all);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(!unused.exists(), "{arguments:?}");
+    }
     state_directory(directory.path());
     let output = alone(directory.path(), &["restore"]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -23,14 +23,14 @@ pub struct Standing {
 }
 
 /// Records the position with which a package is installed, where none was ever recorded: off, so that a new installation only
-/// advises. A state directory that an earlier version has worked with stays on, since that version acted.
+/// advises. A state directory in which an earlier version has acted stays on; one in which it has only advised does not.
 ///
 /// # Errors
 /// [`SwitchError`]; a daemon that was to advise first must not run then.
 pub fn record_first(state_directory: &Path) -> Result<(), SwitchError> {
     match switch::read(state_directory) {
         Some(_) => Ok(()),
-        None => switch::write(state_directory, switch::was_in_use(state_directory)),
+        None => switch::write(state_directory, switch::has_acted(state_directory)),
     }
 }
 
@@ -144,6 +144,8 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homeostat_store::history::HISTORY_FILE;
+    use homeostat_store::journal::JOURNAL_FILE;
     use homeostat_store::switch::SWITCH_FILE;
 
     fn place(layer: &str) -> Option<Place> {
@@ -154,11 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn a_first_start_only_advises_and_an_upgrade_goes_on_as_before() {
+    fn a_first_start_only_advises_and_an_upgrade_of_one_that_acted_goes_on() {
         let home = tempfile::tempdir().unwrap();
         let (new, old) = (home.path().join("new"), home.path().join("old"));
-        std::fs::create_dir(&old).unwrap();
-        std::fs::write(old.join(homeostat_store::history::HISTORY_FILE), "").unwrap();
+        for (directory, left) in [(&new, "history.sqlite"), (&old, "journal-accepted")] {
+            std::fs::create_dir(directory).unwrap();
+            let file = if left == "history.sqlite" { HISTORY_FILE } else { JOURNAL_FILE };
+            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/upgrade");
+            std::fs::copy(fixtures.join(left), directory.join(file)).unwrap();
+        }
         for (directory, off) in [(&new, true), (&old, false)] {
             let before = Standing::read(directory, Mode::Act, None);
             assert!(!before.is_off() && before.shown().by == "default");

@@ -1106,6 +1106,14 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
             }
         },
     };
+    if matches!(which, Which::All) && !places.state_directory.join(JOURNAL_DIRECTORY).exists() {
+        // Nobody has set anything, and nothing is made for that.
+        return Ok(Changed {
+            schema: SCHEMA,
+            dry_run,
+            changes: Vec::new(),
+        });
+    }
     let (mut journal, mut effectors) = open(places, &root)?;
     // Newest first: each found what the one before it had set.
     let mut mine: Vec<Mine> = journal

@@ -382,19 +382,20 @@ fn metrics_endpoint(settings: &Settings, board: &Arc<Board>) -> Result<Option<En
         .transpose()
 }
 
-/// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run.
+/// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run. Without
+/// `must_exist`, a state directory that is not there means that homeostat never ran: nothing is owed.
 ///
 /// # Errors
 /// [`RestoreError::DaemonRuns`] when a daemon has the journal, [`RestoreError::Ending`] when one that ends has; else the journal
 /// can not be used.
-pub fn restore(state_directory: &Path, include_kept: bool) -> Result<Restored, RestoreError> {
+pub fn restore(
+    state_directory: &Path,
+    include_kept: bool,
+    must_exist: bool,
+) -> Result<Restored, RestoreError> {
     match std::fs::metadata(state_directory) {
         Ok(_) => {}
-        // Where homeostat never ran there is nothing to restore; a directory that somebody named must be there.
-        Err(e)
-            if e.kind() == std::io::ErrorKind::NotFound
-                && state_directory == crate::settings::Settings::default().paths.state_directory =>
-        {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => {
             return Ok(Restored {
                 report: RecoveryReport::default(),
                 breakpoints: Mended::default(),

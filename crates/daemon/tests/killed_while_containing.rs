@@ -418,7 +418,7 @@ fn a_killed_daemon_leaves_its_reader_unlimited_and_what_it_owed_is_put_back_from
         }
         scene.goes_on();
 
-        let restored = wiring::restore(&state, false).unwrap();
+        let restored = wiring::restore(&state, false, true).unwrap();
         let undone: Vec<_> = restored.report.undone.iter().map(|(id, _)| *id).collect();
         assert_eq!(undone, [*id]);
         assert!(restored.report.complete() && !restored.damaged, "{restored:?}");
@@ -426,7 +426,7 @@ fn a_killed_daemon_leaves_its_reader_unlimited_and_what_it_owed_is_put_back_from
         assert!(!group.exists());
         let found = journal::read(&state).unwrap();
         assert!(found.owed.is_empty() && found.is_whole(), "{found:?}");
-        let once_more = wiring::restore(&state, false).unwrap();
+        let once_more = wiring::restore(&state, false, true).unwrap();
         assert_eq!(once_more.report, RecoveryReport::default());
         scene.goes_on();
     }

@@ -3,7 +3,6 @@
 //! One file in the state directory with `on` or `off` and a newline (mode 0600). It is replaced as a whole and synced, so that a
 //! crash leaves the old position or the new one. A switch that cannot be read, or that others may write, counts as off.
 
-use crate::history::HISTORY_FILE;
 use crate::journal::{self, JournalError};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -121,13 +120,12 @@ pub fn write(state_directory: &Path, on: bool) -> Result<(), SwitchError> {
         .map_err(failed("sync", &path))
 }
 
-/// Whether a homeostat that had no switch has worked with this state directory: there is a history, or the journal has been used.
-pub fn was_in_use(state_directory: &Path) -> bool {
-    state_directory.join(HISTORY_FILE).exists()
-        || journal::read(state_directory).is_ok_and(|found| {
-            // Opened for `homeostat restore` alone, a journal has numbered nothing.
-            !found.owed.is_empty() || found.next_action.0 > 1 || found.next_experiment.0 > 1
-        })
+/// Whether a homeostat that had no switch has acted with this state directory: the journal has numbered an action or an experiment.
+/// A history tells nothing, since a daemon that only advises writes one, too.
+pub fn has_acted(state_directory: &Path) -> bool {
+    journal::read(state_directory).is_ok_and(|found| {
+        !found.owed.is_empty() || found.next_action.0 > 1 || found.next_experiment.0 > 1
+    })
 }
 
 #[cfg(test)]
@@ -195,15 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_run_is_told_from_a_state_directory_that_was_only_looked_into() {
+    fn an_earlier_version_that_acted_is_told_from_one_that_only_advised() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path();
-        assert!(!was_in_use(&directory.join("none")));
-        assert!(!was_in_use(directory));
-        // As `homeostat restore` does after a start that failed.
-        drop(Journal::open_for_undo(directory, JournalOptions::default()).unwrap());
-        assert!(!was_in_use(directory));
-        std::fs::write(directory.join(HISTORY_FILE), "").unwrap();
-        assert!(was_in_use(directory));
+        assert!(!has_acted(&directory.join("none")));
+        assert!(!has_acted(directory));
+        // As a daemon that only advises leaves it: a history, and a journal that has numbered nothing.
+        std::fs::write(directory.join(crate::history::HISTORY_FILE), "").unwrap();
+        drop(Journal::open(directory, JournalOptions::default()).unwrap());
+        assert!(!has_acted(directory));
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/upgrade");
+        for journal in ["journal-in-trial", "journal-accepted"] {
+            let acted = tempfile::tempdir().unwrap();
+            let file = acted.path().join(journal::JOURNAL_FILE);
+            std::fs::copy(fixtures.join(journal), file).unwrap();
+            assert!(has_acted(acted.path()), "{journal}");
+        }
     }
 }

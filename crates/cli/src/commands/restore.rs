@@ -206,12 +206,13 @@ impl Restore {
 /// From the journal alone. `kept`: also what was left in force on purpose.
 pub(crate) fn by_hand(context: &Context, kept: bool, unless_running: bool) -> Result<Answer, Failure> {
     let directory = context.state_directory();
+    // Where homeostat never ran there is nothing to restore; a directory that somebody names with --state-dir must be there.
     let Restored {
         report,
         breakpoints,
         complaints,
         damaged,
-    } = match wiring::restore(&directory, kept) {
+    } = match wiring::restore(&directory, kept, context.state_directory.is_some()) {
         Err(RestoreError::DaemonRuns { pid: Some(pid) }) if unless_running => {
             return Ok(Answer {
                 complaints: vec![format!(
