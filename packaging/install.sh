@@ -27,21 +27,33 @@ fail() {
     exit 1
 }
 
+remedy="run it as root, make space, or choose another --prefix; then run it again"
+
+# Notes in the list of this installation what is about to be made, so that one that is cut short can be removed or repeated.
+note() { # KIND PATH
+    echo "$1 $2" >> "$manifest" || fail "$manifest cannot be written; $remedy"
+}
+
 # Puts a file in place in one step, so that a program that runs goes on with the old one.
 put() { # SOURCE TARGET MODE
     make_directory "$(dirname "$2")"
-    cp "$1" "$destdir$2.homeostat-new" || fail "$2 cannot be written; run it as root, or choose another --prefix"
-    chmod "$3" "$destdir$2.homeostat-new"
-    mv -f "$destdir$2.homeostat-new" "$destdir$2"
+    note f "$2"
+    unfinished=$destdir$2.homeostat-new
+    { cp "$1" "$unfinished" && chmod "$3" "$unfinished" && mv -f "$unfinished" "$destdir$2"; } || fail "$2 cannot be written; $remedy"
     echo "f $2" >> "$scratch/installed"
 }
 
-# Makes a directory and those above it that are missing, and notes each. Deeper ones come first in the list, as they are removed.
+# Makes a directory and those above it that are missing.
 make_directory() {
     [ ! -d "$destdir$1" ] || return 0
     make_directory "$(dirname "$1")"
-    mkdir "$destdir$1" || fail "$1 cannot be made; run it as root, or choose another --prefix"
-    echo "d $1" >> "$made"
+    mkdir "$destdir$1" || fail "$1 cannot be made; $remedy"
+    echo "d $1" >> "$scratch/made"
+    if [ -e "$manifest" ]; then note d "$1"; fi
+}
+
+is_locked() { # whether a daemon that may act runs, with whatever socket
+    [ -e "$lock" ] && command -v flock > /dev/null && ! flock -n "$lock" true
 }
 
 is_ours() { # whether an earlier installation put that file there
@@ -55,6 +67,9 @@ do_install() {
         if [ "$prefix" != /usr ] && [ -e /usr/bin/homeostat ]; then
             fail "a package has installed /usr/bin/homeostat; remove the package first, or upgrade the package instead"
         fi
+        if [ "$prefix" = /usr ] && { dpkg -S /usr/bin/homeostat || rpm -qf /usr/bin/homeostat; } > /dev/null 2>&1; then
+            fail "/usr/bin/homeostat belongs to a package; remove the package first, or choose another --prefix"
+        fi
     fi
     unit=
     # The unit is for machines with systemd.
@@ -67,10 +82,14 @@ do_install() {
     was_installed=no
     if [ -f "$manifest" ]; then was_installed=yes; fi
     scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
-    made=$scratch/made
-    : > "$made"
+    unfinished=
+    trap 'rm -rf "$scratch"; [ -z "$unfinished" ] || rm -f "$unfinished"' EXIT
+    trap 'exit 1' INT TERM HUP
+    : > "$scratch/made"
     mkdir -p "$destdir/"
+    make_directory "$(dirname "${manifest#"$destdir"}")"
+    if [ "$was_installed" = no ]; then sed 's/^/d /; s/^d d /d /' "$scratch/made" > "$manifest" || fail "$manifest cannot be written; $remedy"; fi
+    note f "${manifest#"$destdir"}"
     put "$here/bin/homeostat" "$prefix/bin/homeostat" 755
     (cd "$here" && find share -type f) | LC_ALL=C sort > "$scratch/files"
     while read -r file; do
@@ -87,10 +106,10 @@ do_install() {
         sed -n 's/^f //p' "$manifest" | while read -r file; do
             grep -qxF "f $file" "$scratch/installed" || rm -f "$destdir$file"
         done
-        grep '^d ' "$manifest" >> "$made" || true
     fi
-    LC_ALL=C sort -r -u "$made" >> "$scratch/installed"
-    cp "$scratch/installed" "$manifest"
+    # Deeper directories come first, as they are removed.
+    grep '^d ' "$manifest" | LC_ALL=C sort -r -u >> "$scratch/installed"
+    { cp "$scratch/installed" "$manifest.homeostat-new" && mv -f "$manifest.homeostat-new" "$manifest"; } || fail "$manifest cannot be written; $remedy"
     [ -z "$destdir" ] || return 0
     if command -v restorecon > /dev/null 2>&1; then restorecon -RF "$prefix/bin/homeostat" ${unit:+"$unit"} || true; fi
     if [ "$was_installed" = yes ]; then
@@ -113,34 +132,40 @@ do_install() {
             echo "a daemon runs with the earlier program; it must be started again by whoever started it"
         fi
     fi
-    echo "homeostat advises only; \`homeostat on\` lets it act"
+    if [ "$(cat "$state/switch" 2> /dev/null)" = on ]; then
+        echo "homeostat is on, as it was before; \`homeostat off\` undoes everything"
+    else
+        echo "homeostat advises only; \`homeostat on\` lets it act"
+    fi
 }
 
 do_uninstall() {
     [ -f "$manifest" ] || fail "nothing is installed below $prefix ($manifest is missing)"
     program=$prefix/bin/homeostat
-    if [ -z "$destdir" ]; then
+    if [ -z "$destdir" ] && [ -x "$program" ]; then
         if [ -d /run/systemd/system ]; then
             systemctl stop homeostat.service 2> /dev/null || true
         fi
-        if "$program" status > /dev/null 2>&1; then
-            fail "a daemon still runs that is not the service; stop it first"
+        # Also one with another socket: the lock is held by whoever may act on this machine.
+        if "$program" status > /dev/null 2>&1 || is_locked; then
+            fail "a daemon still runs that is not the service; stop it first (pid $(cat "$lock" 2> /dev/null))"
         fi
         # The journal, wherever the configuration puts it, and the program that reads it are needed for another try.
         "$program" tunable unset --all || fail "what was set by hand could not be put back; nothing is removed"
-        "$program" restore || fail "not everything could be undone; the journal says what is left; nothing is removed"
-        if [ -d /run/systemd/system ]; then
+        "$program" restore --kept || fail "not everything could be undone; the journal says what is left; nothing is removed"
+        if [ -d /run/systemd/system ] && is_ours /etc/systemd/system/homeostat.service; then
             systemctl --quiet disable homeostat.service 2> /dev/null || true
         fi
+        # Where a program still has its counters open, the mount stays until the next boot.
         umount /run/homeostat/progress 2> /dev/null || true
-        rm -rf /run/homeostat
+        rm -rf /run/homeostat 2> /dev/null || true
     fi
     # The list itself is in the list.
     list=$(mktemp)
     cp "$manifest" "$list"
-    sed -n 's/^f //p' "$list" | while read -r file; do rm -f "$destdir$file"; done
+    sed -n 's/^f //p' "$list" | while read -r file; do rm -f "$destdir$file" "$destdir$file.homeostat-new"; done
     # A directory goes only when nothing of somebody else is in it.
-    sed -n 's/^d //p' "$list" | while read -r directory; do rmdir "$destdir$directory" 2> /dev/null || true; done
+    sed -n 's/^d //p' "$list" | LC_ALL=C sort -r -u | while read -r directory; do rmdir "$destdir$directory" 2> /dev/null || true; done
     rm -f "$list"
     [ -z "$destdir" ] || return 0
     if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
@@ -158,6 +183,7 @@ do_uninstall() {
 main() {
     here=$(cd "$(dirname "$0")" && pwd)
     state=/var/lib/homeostat
+    lock=/run/homeostat/daemon.lock
     prefix=/usr/local destdir='' start=no uninstall=no purge=no
     # The copy that an installation leaves knows where it is.
     case $here in
@@ -169,9 +195,14 @@ main() {
             --prefix | --destdir)
                 [ $# -ge 2 ] || { echo "install.sh: $1 needs a directory" >&2; exit 2; }
                 case $2 in
+                    /*[!A-Za-z0-9/._+-]*) echo "install.sh: $1 takes letters, digits and / . _ + - only, not $2" >&2; exit 2 ;;
                     /* | '') ;;
                     *) echo "install.sh: $1 needs a whole path, not $2" >&2; exit 2 ;;
                 esac
+                if [ "$1" = --destdir ] && [ "$2" = / ]; then
+                    echo "install.sh: --destdir / is this machine; leave --destdir out" >&2
+                    exit 2
+                fi
                 if [ "$1" = --prefix ]; then prefix=${2%/}; else destdir=${2%/}; fi
                 shift
                 ;;

@@ -5,7 +5,7 @@
 
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 roots=${CARGO_TARGET_DIR:-$source/target}/roots
-latency=${CARGO_TARGET_DIR:-$source/target}/debug/latency
+latency=${CARGO_TARGET_DIR:-$source/target}/release/latency
 scratch=
 root=
 daemon=
@@ -123,7 +123,7 @@ undone() { # WHEN
 }
 try_trial() {
     local attempt
-    [ -x "$latency" ] || cannot "$latency is missing; cargo build -p homeostat-workloads builds it"
+    [ -x "$latency" ] || cannot "$latency is missing; cargo build --release -p homeostat-workloads builds it"
     if grep -q '\[always\]' /sys/kernel/mm/transparent_hugepage/enabled; then
         say "SKIPPED: no trial, since programs get large pages here without asking (transparent_hugepage/enabled is always)"
         return

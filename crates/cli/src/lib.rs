@@ -178,6 +178,9 @@ impl Context {
 
 /// Parses, runs, and turns the result into an exit code.
 pub fn main() -> ExitCode {
+    // Nobody but the owner writes what root makes, whatever the shell's mask is.
+    let others = rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH;
+    rustix::process::umask(rustix::process::umask(others) | others);
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(e) if e.use_stderr() && std::env::args_os().any(|a| a == "--json") => {

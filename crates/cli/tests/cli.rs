@@ -183,7 +183,12 @@ fn restore_without_anything_to_restore_is_well_and_a_directory_that_is_not_there
     std::fs::write(&config, format!("[paths]\nstate_directory = {unused:?}\n")).unwrap();
     for arguments in [&["tunable", "unset", "--all"][..], &["restore"]] {
         let socket = directory.path().join("socket");
-        let mut all = vec!["--config", config.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
+        let mut all = vec![
+            "--config",
+            config.to_str().unwrap(),
+            "--socket",
+            socket.to_str().unwrap(),
+        ];
         all.extend(arguments);
         let output = homeostat(&all);
         assert!(output.status.success(), "{}", text(&output.stderr));

@@ -572,6 +572,7 @@ impl Service<'_> {
         .map(|(section, _)| format!("{section} takes effect after a restart"))
         .collect();
         let before = self.standing.policy(&old.policy);
+        self.standing.look_again();
         self.standing.configure(new.policy.mode, loaded.mode_from);
         self.board.set_switch(self.standing.shown());
         let after = self.standing.policy(&new.policy);

@@ -45,6 +45,14 @@ impl Standing {
         }
     }
 
+    /// Looks at the file again: off by another way than this daemon's socket holds, too. On does not: what this daemon was told may
+    /// not have been recorded.
+    pub fn look_again(&mut self) {
+        if let Some(found) = switch::read(&self.state_directory).filter(|found| !found.on && !self.is_off()) {
+            self.switch = Some(found);
+        }
+    }
+
     /// Another configuration was read.
     pub fn configure(&mut self, mode: Mode, mode_from: Option<Place>) {
         (self.mode, self.mode_from) = (mode, mode_from);
@@ -161,7 +169,11 @@ mod tests {
         let (new, old) = (home.path().join("new"), home.path().join("old"));
         for (directory, left) in [(&new, "history.sqlite"), (&old, "journal-accepted")] {
             std::fs::create_dir(directory).unwrap();
-            let file = if left == "history.sqlite" { HISTORY_FILE } else { JOURNAL_FILE };
+            let file = if left == "history.sqlite" {
+                HISTORY_FILE
+            } else {
+                JOURNAL_FILE
+            };
             let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/upgrade");
             std::fs::copy(fixtures.join(left), directory.join(file)).unwrap();
         }
@@ -209,6 +221,20 @@ mod tests {
             "homeostat is on: it tries changes and keeps what is proven to help (since 2023-11-14 22:13 UTC). Undo all: \
              homeostat off"
         );
+    }
+
+    #[test]
+    fn off_is_found_in_the_file_and_on_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let mut standing = Standing::read(home.path(), Mode::Act, None);
+        standing.set(true, 1).unwrap();
+        switch::write(home.path(), false).unwrap();
+        assert!(!standing.is_off());
+        standing.look_again();
+        assert!(standing.is_off());
+        switch::write(home.path(), true).unwrap();
+        standing.look_again();
+        assert!(standing.is_off());
     }
 
     #[test]

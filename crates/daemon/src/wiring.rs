@@ -244,19 +244,7 @@ pub fn run_recorded(
     }
     let clock = MonotonicClock;
     let (journal, recovered) = open_journal(&settings.paths.state_directory, false)?;
-    // Under the lock of the journal: who finds it held asks this daemon.
-    let standing = Standing::read(
-        &settings.paths.state_directory,
-        settings.policy.mode,
-        loaded.mode_from.clone(),
-    );
-    let policy = standing.policy(&settings.policy);
     let mut notes = recovered.complaints();
-    let mut sole = Sole::new(Path::new(machine_lock::FILE), &settings.paths.state_directory);
-    notes.extend(sole.ensure(&policy)?);
-    notes.extend(process::raise_priority(&settings.service));
-    process::raise_file_limit();
-    notes.extend(progress_place::make(&settings.meters));
     let socket = settings.socket();
     let listener = match control::bind(&socket, &settings.control.group) {
         Ok(listener) => Some(listener),
@@ -268,6 +256,18 @@ pub fn run_recorded(
             None
         }
     };
+    // Whoever cannot reach the socket has written the switch by now, and whoever writes it later reaches the socket.
+    let standing = Standing::read(
+        &settings.paths.state_directory,
+        settings.policy.mode,
+        loaded.mode_from.clone(),
+    );
+    let policy = standing.policy(&settings.policy);
+    let mut sole = Sole::new(Path::new(machine_lock::FILE), &settings.paths.state_directory);
+    notes.extend(sole.ensure(&policy)?);
+    notes.extend(process::raise_priority(&settings.service));
+    process::raise_file_limit();
+    notes.extend(progress_place::make(&settings.meters));
     let history = ResilientHistory::open(
         &settings.paths.state_directory.join(HISTORY_FILE),
         HistoryOptions {

@@ -4,9 +4,9 @@
 //! change nothing outside this process: conversion and its undo are tried on two MiB of our own memory. On a captured
 //! machine only what files tell is known; everything that needs a system call is missing there.
 
-use crate::Root;
 use crate::effectors;
 use crate::effectors::prefetch::control::{self, Obstacle};
+use crate::root::{Root, open_in};
 use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
 use crate::sensors::counters::others::{self, Profiler, watchdog};
 use crate::sensors::counters::{Ability, links};
@@ -18,8 +18,9 @@ use crate::sys::perf::OpenError;
 use crate::sys::{cache, memory, probe};
 use homeostat_model::units::ranges;
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Instant;
 
 /// `CAP_*` numbers of `include/uapi/linux/capability.h`.
@@ -841,12 +842,29 @@ impl List {
                 seen,
             );
         }
-        let seen = match cache::is_told() {
-            Ok(()) => Seen::new(Available, "cachestat tells what was taken of a file", ""),
+        let seen = match open_in_itself() {
+            Ok(()) => Seen::new(Available, "openat2 opens files below a directory", ""),
             Err(e) => Seen::new(
                 Missing,
-                format!("cachestat: {e}"),
-                "Linux 6.5 or later; in a service manager's filter of system calls, one that knows cachestat",
+                format!("openat2: {e}"),
+                "Linux 5.6 or later; in a unit, no RestrictSUIDSGID=",
+            ),
+        };
+        self.add(
+            "files.below",
+            "progress files of programs and sockets in containers cannot be opened",
+            seen,
+        );
+        let seen = match cache::is_told() {
+            Ok(()) => Seen::new(
+                Available,
+                "cachestat and mincore report what is in memory of a file",
+                "",
+            ),
+            Err(e) => Seen::new(
+                Missing,
+                e.to_string(),
+                "Linux 6.5 or later; in a service manager's filter of system calls, one that knows cachestat and mincore",
             ),
         };
         self.add(
@@ -1482,6 +1500,13 @@ fn no_scratch(error: &std::io::Error) -> Seen {
         "free some memory; it is probed again after a while",
     )
     .passing(may_pass(error))
+}
+
+/// Whether a file is opened below a directory that is the root for all links in it.
+fn open_in_itself() -> Result<(), rustix::io::Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let itself = rustix::fs::open("/proc/self", flags | OFlags::DIRECTORY, Mode::empty())?;
+    open_in(itself.as_fd(), Path::new("status"), flags).map(drop)
 }
 
 fn probe_pagemap(root: &Root) -> Seen {

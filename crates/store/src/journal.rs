@@ -1201,6 +1201,16 @@ pub(crate) fn create_directory(directory: &Path) -> Result<(), JournalError> {
         .mode(0o700)
         .create(directory)
         .map_err(|e| io_error(directory, "create the directory", e))?;
+    // Where it is a link, as well.
+    if let Some(trust::Distrust { path, why, remedy }) =
+        trust::distrust(directory).filter(|d| d.path != directory)
+    {
+        let why = format!(
+            "{why}, and so can replace the state directory {}",
+            directory.display()
+        );
+        return Err(JournalError::Insecure { path, why, remedy });
+    }
     let metadata = std::fs::metadata(directory).map_err(|e| io_error(directory, "examine", e))?;
     let insecure = |why: String| {
         Err(JournalError::Insecure {

@@ -120,12 +120,11 @@ pub fn write(state_directory: &Path, on: bool) -> Result<(), SwitchError> {
         .map_err(failed("sync", &path))
 }
 
-/// Whether a homeostat that had no switch has acted with this state directory: the journal has numbered an action or an experiment.
-/// A history tells nothing, since a daemon that only advises writes one, too.
+/// Whether a homeostat that had no switch has acted with this state directory: its journal has numbered an action. Such a version
+/// kept no count of its records. A history tells nothing, since a daemon that only advises writes one, too.
 pub fn has_acted(state_directory: &Path) -> bool {
-    journal::read(state_directory).is_ok_and(|found| {
-        !found.owed.is_empty() || found.next_action.0 > 1 || found.next_experiment.0 > 1
-    })
+    !state_directory.join(journal::COUNT_FILE).exists()
+        && journal::read(state_directory).is_ok_and(|found| !found.owed.is_empty() || found.next_action.0 > 1)
 }
 
 #[cfg(test)]
@@ -208,6 +207,9 @@ mod tests {
             let file = acted.path().join(journal::JOURNAL_FILE);
             std::fs::copy(fixtures.join(journal), file).unwrap();
             assert!(has_acted(acted.path()), "{journal}");
+            // A daemon of this version, started by hand: the package then begins switched off.
+            drop(Journal::open_for_undo(acted.path(), JournalOptions::default()).unwrap());
+            assert!(!has_acted(acted.path()), "{journal}");
         }
     }
 }

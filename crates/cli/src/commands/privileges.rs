@@ -46,7 +46,7 @@ impl Show {
     /// Shows, or makes a file.
     pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
         let loaded = settings::load(&context.sources).map_err(Failure::Configuration)?;
-        let privileges = Privileges::of(&loaded.settings.policy);
+        let privileges = Privileges::of(&loaded.settings);
         let file = &self.file;
         let text = if file.unit {
             privileges.unit()

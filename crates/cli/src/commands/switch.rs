@@ -97,10 +97,20 @@ impl On {
                 (switched.changed, switched.switch, switched.problem)
             }
             Err(ClientError::NotRunning(_)) => {
+                // It may name another state directory, where the next start looks for the switch.
+                if !context.settings_are_readable() {
+                    settings::load(&context.sources).map_err(Failure::Configuration)?;
+                }
                 let (changed, standing) = set(context, &context.state_directory(), true)?;
-                let why = standing.forbidden_by();
-                let problem = why.map(|(_, why, remedy)| format!("{why}\n  hint: {remedy}"));
-                (changed, standing.shown(), problem)
+                // A daemon that began meanwhile may have read the switch before it was set; then it has its socket by now.
+                if let Ok(mut client) = Client::connect(&context.socket()) {
+                    let switched = client.switch(true)?;
+                    (changed || switched.changed, switched.switch, switched.problem)
+                } else {
+                    let why = standing.forbidden_by();
+                    let problem = why.map(|(_, why, remedy)| format!("{why}\n  hint: {remedy}"));
+                    (changed, standing.shown(), problem)
+                }
             }
             Err(e) => return Err(e.into()),
         };
@@ -161,8 +171,11 @@ fn ask(context: &Context, mut client: Client, directory: &Path) -> Result<OffAns
         Err(ClientError::Broken { .. }) => return alone(context, directory),
         Err(e @ (ClientError::Silent(_) | ClientError::Busy(_) | ClientError::Protocol { .. })) => {
             // Whatever it does now, its next start must not act.
-            set(context, directory, false)?;
-            return Err(e.into());
+            return Err(match set(context, directory, false) {
+                Ok(_) => e.into(),
+                Err(Failure::Report(kind, why)) => Failure::Report(kind, format!("{e}\n{why}")),
+                Err(other) => other,
+            });
         }
         switched => switched?,
     };
@@ -199,15 +212,37 @@ fn ask(context: &Context, mut client: Client, directory: &Path) -> Result<OffAns
     })
 }
 
-/// Without a daemon: first the switch, so that none acts that starts meanwhile, then the journal.
+/// Without a daemon: first the switch, so that none acts that starts meanwhile, then the journal. Where the switch cannot be
+/// recorded, everything is undone all the same.
 fn alone(context: &Context, directory: &Path) -> Result<OffAnswer, Failure> {
-    let (changed, standing) = set(context, directory, false)?;
-    match restore::by_hand(context, true, false) {
-        Ok(restored) => Ok(OffAnswer {
-            changed,
-            switch: standing.shown(),
-            restored,
-        }),
+    let switched = set(context, directory, false);
+    let restored = restore::by_hand(context, true, false);
+    let (changed, standing) = match (switched, &restored) {
+        (Ok(switched), _) => switched,
+        (Err(Failure::Report(kind, why)), Ok(restored)) => {
+            let human = restored.human();
+            return Err(Failure::Report(
+                kind,
+                format!("{why}\nIt stays as it was. {human}"),
+            ));
+        }
+        (Err(failure), _) => return Err(failure),
+    };
+    match restored {
+        Ok(mut restored) => {
+            if !context.settings_are_readable() {
+                restored.complaints.push(format!(
+                    "the configuration cannot be read, so the switch was set in {}; if it names another state directory, mend it and run \
+                     `homeostat off` again",
+                    directory.display()
+                ));
+            }
+            Ok(OffAnswer {
+                changed,
+                switch: standing.shown(),
+                restored,
+            })
+        }
         // One that was just starting has the journal, and may have read the switch before it was set.
         Err(failure) => match Client::connect(&context.socket()) {
             Ok(client) => ask(context, client, directory),

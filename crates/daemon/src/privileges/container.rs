@@ -53,9 +53,11 @@ pub(super) fn file(privileges: &Privileges) -> String {
     let device: String = given
         .iter()
         .filter_map(|need| match need {
-            Need::Device { path, .. } => Some(format!(
-                "#\n# {path} is there where the module msr is loaded. For the hardware prefetchers add:\n#       -v \
-                 /dev/cpu:/dev/cpu --device-cgroup-rule='c 202:* rw'\n"
+            Need::Device { path, access, .. } => Some(format!(
+                "#\n# {path} is there where its module is loaded. For the hardware prefetchers add:\n#       -v \
+                 /dev/cpu:/dev/cpu --device-cgroup-rule='c {}:* {access}'\n",
+                // The majors of linux/include/uapi/linux/major.h.
+                if path.ends_with("cpuid") { 203 } else { 202 }
             )),
             _ => None,
         })
@@ -97,18 +99,46 @@ pub(super) fn file(privileges: &Privileges) -> String {
     )
 }
 
-/// The filter, as container engines read it: what is not named fails.
+/// Every flag of clone(2) for a new namespace (linux/include/uapi/linux/sched.h): none is needed.
+const NEW_NAMESPACES: u32 = 0x7e02_0000;
+/// The kind of namespace that setns(2) is permitted for (CLONE_NEWNET).
+const NETWORK_NAMESPACE: u32 = 0x4000_0000;
+/// `ENOSYS`: the C library then takes clone(2), whose flags a filter sees.
+const NO_SUCH_CALL: u32 = 38;
+
+/// The filter, as container engines read it: what is not named fails. It forbids what `RestrictNamespaces=net` forbids in the unit.
 pub(super) fn seccomp(privileges: &Privileges) -> String {
     let mut names: BTreeSet<&str> = NAMES.split_ascii_whitespace().collect();
     names.extend(privileges.given().iter().filter_map(|need| match need {
         Need::Call(name) => Some(*name),
         _ => None,
     }));
+    let is_there = ["clone", "clone3", "setns"].map(|name| names.remove(name));
+    let mut rules = vec![json!({ "names": names, "action": "SCMP_ACT_ALLOW" })];
+    let argued = [
+        json!({
+            "names": ["clone"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [{ "index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ" }],
+        }),
+        json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": NO_SUCH_CALL }),
+        json!({
+            "names": ["setns"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [{ "index": 1, "value": NETWORK_NAMESPACE, "op": "SCMP_CMP_EQ" }],
+        }),
+    ];
+    rules.extend(
+        argued
+            .into_iter()
+            .zip(is_there)
+            .filter_map(|(rule, is_there)| is_there.then_some(rule)),
+    );
     let filter = json!({
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": 1,
         "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
-        "syscalls": [{ "names": names, "action": "SCMP_ACT_ALLOW" }],
+        "syscalls": rules,
     });
     // A value of this shape can always be written.
     serde_json::to_string_pretty(&filter).unwrap_or_default() + "\n"

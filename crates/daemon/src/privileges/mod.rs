@@ -11,11 +11,12 @@ mod container;
 mod table;
 mod unit;
 
-use homeostat_engine::Policy;
+use crate::settings::{Paths, Settings};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::PathBuf;
 
 pub use table::TABLE;
 
@@ -154,11 +155,27 @@ pub struct Privileges {
     off: Vec<&'static str>,
     /// In the order of the table.
     rows: Vec<Row>,
+    /// Directories of the configuration that the unit would not let the daemon write by itself.
+    directories: Vec<PathBuf>,
+}
+
+/// The directories for state and run files that are not those which the unit makes.
+fn directories(paths: &Paths) -> Vec<PathBuf> {
+    let usual = Paths::default();
+    [
+        (&paths.state_directory, usual.state_directory),
+        (&paths.run_directory, usual.run_directory),
+    ]
+    .into_iter()
+    .filter(|(path, usual)| *path != usual)
+    .map(|(path, _)| path.clone())
+    .collect()
 }
 
 impl Privileges {
-    /// Those of a policy: a strategy that is off for all workloads needs nothing.
-    pub fn of(policy: &Policy) -> Self {
+    /// Those of a configuration: a strategy that is off for all workloads needs nothing.
+    pub fn of(settings: &Settings) -> Self {
+        let policy = &settings.policy;
         let used = |id: &str| {
             policy.strategies.get(id).copied().unwrap_or(true)
                 || policy
@@ -183,6 +200,7 @@ impl Privileges {
             schema: crate::api::SCHEMA,
             off: named.into_iter().filter(|id| !used(id)).collect(),
             rows: TABLE.iter().filter(is_left).copied().collect(),
+            directories: directories(&settings.paths),
         }
     }
 

@@ -214,6 +214,12 @@ pub static TABLE: &[Row] = &[
         why: "It reports which pages of a file were taken from a program, so that they can be read back.",
     },
     Row {
+        need: Call("mincore"),
+        by: Strategies(FILE_CACHE),
+        decision: Given,
+        why: "It reports which pages of a file are in memory, before they are dropped and after they are read back.",
+    },
+    Row {
         need: Call("setns"),
         by: Meters,
         decision: Given,
@@ -279,6 +285,16 @@ pub static TABLE: &[Row] = &[
         decision: Given,
         why: "The prefetchers' registers are read and written through it.",
     },
+    Row {
+        need: Device {
+            name: "char-cpu/cpuid",
+            path: "/dev/cpu/*/cpuid",
+            access: "r",
+        },
+        by: Strategies(PREFETCH),
+        decision: Given,
+        why: "An AMD processor reports by CPUID whether it has the prefetchers' register.",
+    },
     // Address families and namespaces.
     Row {
         need: Family("AF_UNIX"),
@@ -320,15 +336,15 @@ pub static TABLE: &[Row] = &[
     Row {
         need: Call("sched_setscheduler"),
         by: Later("batch work on SCHED_IDLE"),
-        decision: Given,
-        why: "It can only slow a thread down: RestrictRealtime= keeps the real-time policies out, and CAP_SYS_NICE is held \
-              anyway.",
+        decision: Withheld,
+        why: "No strategy makes this call yet. With a strategy it is to be given: CAP_SYS_NICE is held, and a rule on the policy \
+              keeps real time out.",
     },
     Row {
         need: Call("ioprio_set"),
         by: Later("batch work in the idle class of block I/O"),
-        decision: Given,
-        why: "It only orders requests to disks, and CAP_SYS_NICE is held anyway.",
+        decision: Withheld,
+        why: "No strategy makes this call yet. With a strategy it is to be given, but for the real-time class.",
     },
     Row {
         need: Call("process_madvise"),

@@ -79,6 +79,13 @@ fn rows(privileges: &Privileges) -> String {
             _ => None,
         },
     );
+    if !privileges.directories.is_empty() {
+        comment(&mut out, "The directories that the configuration names.");
+        for path in &privileges.directories {
+            out.push_str(&format!("ReadWritePaths={}\n", quoted(&path.to_string_lossy())));
+        }
+        out.push('\n');
+    }
     part(
         &mut out,
         "Devices: none but the standard ones and these.\nDevicePolicy=closed",
@@ -109,6 +116,16 @@ fn rows(privileges: &Privileges) -> String {
         }
     }
     out
+}
+
+/// A path as a unit's list takes it: one word, with nothing that systemd expands.
+fn quoted(path: &str) -> String {
+    let escaped = path
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+        .replace('%', "%%");
+    format!("\"{escaped}\"")
 }
 
 /// A comment, in lines of at most [`WIDTH`]; lines with a setting stay as they are.

@@ -178,13 +178,16 @@ pub fn pages_of(file: impl AsFd, from: u64, length: u64) -> io::Result<Pages> {
     })
 }
 
-/// Whether [`pages_of`] works here, tried on the program that runs.
+/// Whether [`pages_of`] and [`residency`] work here, tried on the program that runs.
 ///
 /// # Errors
-/// As there.
+/// As there, with the name of the system call.
 pub fn is_told() -> io::Result<()> {
     let own = std::fs::File::open("/proc/self/exe")?;
-    pages_of(&own, 0, 1).map(|_| ())
+    let named = |call: &'static str| move |e: io::Error| io::Error::new(e.kind(), format!("{call}: {e}"));
+    pages_of(&own, 0, 1).map_err(named("cachestat"))?;
+    residency(&own, 0, 1).map_err(named("mincore"))?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -354,13 +354,14 @@ pub(crate) fn probe(root: &Root) -> Result<(Control, String), Obstacle> {
         Err(AccessError::Absent(path)) if matches!(control.register, Register::Msr(_)) => {
             return Err(Remediable(
                 format!("{path} is absent"),
-                "modprobe msr allow_writes=on; writing an MSR marks the kernel as tainted (S) until the next boot",
+                "modprobe msr allow_writes=on, and restart the service; writing an MSR marks the kernel as tainted (S) until the next \
+                 boot",
             ));
         }
         Err(e @ AccessError::Denied(_)) => {
             return Err(Remediable(
                 format!("reading {} of CPU {first}: {e}", control.register),
-                "run homeostat as root with CAP_SYS_RAWIO, on a kernel without lockdown",
+                "restart the service if the module msr was loaded after it; or run homeostat as root with CAP_SYS_RAWIO, without lockdown",
             ));
         }
         Err(e) => {
