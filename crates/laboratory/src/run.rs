@@ -9,7 +9,7 @@ use crate::scenario::{Baseline, Scenario};
 use homeostat_engine::{OperatorRequest, View};
 use homeostat_model::Nanoseconds;
 use homeostat_platform::{Clock, Sensors};
-use homeostat_runtime::{RecoveryReport, Runtime, StartError};
+use homeostat_runtime::{Recorder, RecoveryReport, Runtime, StartError};
 use homeostat_simulator::platform::{SimClock, SimPlatform};
 use homeostat_simulator::world::{PersonChange, TimedChange, Totals, World, WorldError};
 use homeostat_store::history::HISTORY_FILE;
@@ -281,6 +281,14 @@ impl Laboratory {
     /// # Errors
     /// [`RunError`]: the scenario, the temporary directory or the journal can not be used.
     pub fn new(scenario: &Scenario, arm: Arm) -> Result<Self, RunError> {
+        Self::recorded(scenario, arm, None)
+    }
+
+    /// The same, with a recorder for what homeostat sees and answers until its first crash.
+    ///
+    /// # Errors
+    /// As [`Laboratory::new`].
+    pub fn recorded(scenario: &Scenario, arm: Arm, recorder: Option<Recorder>) -> Result<Self, RunError> {
         let complain = |why| RunError::Scenario {
             scenario: scenario.name.clone(),
             why,
@@ -335,7 +343,7 @@ impl Laboratory {
         laboratory.last = laboratory.totals();
         laboratory.next_point = origin + Nanoseconds::from_secs_f64(scenario.resolution_s);
         if arm == Arm::Homeostat {
-            laboratory.start()?;
+            laboratory.start(recorder)?;
         }
         Ok(laboratory)
     }
@@ -365,7 +373,7 @@ impl Laboratory {
         &self.track
     }
 
-    fn start(&mut self) -> Result<RecoveryReport, RunError> {
+    fn start(&mut self, recorder: Option<Recorder>) -> Result<RecoveryReport, RunError> {
         let (journal, recovered) = Journal::open(self.directory.path(), JournalOptions::default())?;
         let history = ResilientHistory::open(
             &self.directory.path().join(HISTORY_FILE),
@@ -375,13 +383,14 @@ impl Laboratory {
             },
             self.clock.unix_seconds(),
         );
-        let (runtime, report) = Runtime::start(
+        let (runtime, report) = Runtime::start_recorded(
             self.platform.fresh(),
             self.platform.clock(),
             journal,
             history,
             homeostat_strategies::all(),
             self.scenario.policy(),
+            recorder,
         )?;
         self.runtime = Some(runtime);
         self.wake_at = self.clock.now();
@@ -400,7 +409,7 @@ impl Laboratory {
     /// # Errors
     /// The journal can not be used, or the machine can not be described.
     pub fn restart(&mut self) -> Result<RecoveryReport, RunError> {
-        let report = self.start()?;
+        let report = self.start(None)?;
         let text = format!(
             "homeostat is started again: {} changes undone, {} void, {} not undone",
             report.undone.len(),
