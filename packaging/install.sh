@@ -156,8 +156,8 @@ do_uninstall() {
         if [ -d /run/systemd/system ] && is_ours /etc/systemd/system/homeostat.service; then
             systemctl --quiet disable homeostat.service 2> /dev/null || true
         fi
-        # Where a program still has its counters open, the mount stays until the next boot.
-        umount /run/homeostat/progress 2> /dev/null || true
+        # A program that still has its counters open keeps them; nobody else sees them.
+        umount -l /run/homeostat/progress 2> /dev/null || true
         rm -rf /run/homeostat 2> /dev/null || true
     fi
     # The list itself is in the list.
