@@ -1,8 +1,8 @@
-//! A swarm of random machines against the best fixed placement, and the page that shows it:
+//! A swarm of random machines against the best fixed placement:
 //! `cargo run --release -p homeostat-laboratory --example swarm [MACHINES [HOURS [SEED [FROM]]]]`.
 //!
 //! Prints a line per machine on standard error and the figures at the end. With HOMEOSTAT_SWARM_JSON=FILE it writes every
-//! machine with its experiments as JSON, with HOMEOSTAT_SWARM_PAGE=FILE the page of the book (docs/swarm.md), with
+//! machine with its experiments as JSON, with
 //! HOMEOSTAT_SWARM_ROUGH=1 the signals are rough. With HOMEOSTAT_SWARM_MINUTES=M it ends after the machine that is done when
 //! so many minutes are over, and tells and shows those that it has.
 #![expect(
@@ -59,20 +59,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", report.text());
     if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_JSON") {
         std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
-    }
-    if let Some(file) = std::env::var_os("HOMEOSTAT_SWARM_PAGE") {
-        let command = format!(
-            "{}HOMEOSTAT_SWARM_PAGE=docs/swarm.md cargo run --release -p homeostat-laboratory --example swarm {} {} {}",
-            if options.rough {
-                "HOMEOSTAT_SWARM_ROUGH=1 "
-            } else {
-                ""
-            },
-            options.count,
-            options.hours,
-            options.seed
-        );
-        std::fs::write(file, report.page(&command))?;
     }
     Ok(())
 }

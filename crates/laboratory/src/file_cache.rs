@@ -11,7 +11,6 @@
 
 pub mod figures;
 pub mod loads;
-pub mod page;
 pub mod sweep;
 
 use homeostat_model::Nanoseconds;
@@ -77,16 +76,6 @@ pub enum Control {
 impl Control {
     /// The three that the figures show.
     pub const SHOWN: [Self; 3] = [Self::Nobody, Self::Autotune, Self::Own];
-
-    /// Its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nobody => "nobody controls",
-            Self::Fixed(_) => "fixed by an expert",
-            Self::Autotune => "autotune-classic",
-            Self::Own => "homeostat's own",
-        }
-    }
 }
 
 /// A controller, and what is done to it.
@@ -367,14 +356,6 @@ fn change(pools: &mut TwoPool, before: &Wants, after: &Wants) {
     }
 }
 
-/// The value below which a share of the values lies; not a number where there are none.
-fn percentile(values: &[f64], share: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = ((sorted.len() as f64 * share).ceil() as usize).max(1) - 1;
-    sorted.get(at).copied().unwrap_or(f64::NAN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -428,13 +409,5 @@ mod tests {
         assert!(ceiling(&at_once, first.0 + 4.0) < 1.0);
         assert_eq!(ceiling(&late, first.0 + 8.0), 1.0);
         assert!(ceiling(&late, first.0 + 14.0) < 1.0);
-    }
-
-    #[test]
-    fn percentiles_are_values_that_occur() {
-        let values = [3.0, 1.0, 2.0];
-        assert_eq!(percentile(&values, 0.5), 2.0);
-        assert_eq!((percentile(&values, 0.0), percentile(&values, 1.0)), (1.0, 3.0));
-        assert!(percentile(&[], 0.5).is_nan());
     }
 }

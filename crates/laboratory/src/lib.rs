@@ -5,7 +5,6 @@
 
 pub mod campaign;
 pub mod checkers;
-mod drawing;
 pub mod exact;
 pub mod faults;
 pub mod file_cache;

@@ -1,16 +1,14 @@
 //! Does what homeostat does on Linux about the file cache swing? The mind and its strategy over random loads, on the small plant
-//! in virtual time. Of each load it is checked what their rules bound; a table of all goes into the book.
+//! in virtual time. Of each load it is checked what their rules bound.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod plant;
 
 use homeostat_engine::{Memory, Policy};
 use homeostat_model::Verdict;
-use homeostat_statistics::robust::{exp, ln, mean};
+use homeostat_statistics::robust::{exp, ln};
 use homeostat_statistics::simulation::Random;
 use plant::{Conditions, Containment, Plant, Switch};
-use std::fmt::Write as _;
-use std::path::Path;
 
 /// How many loads there are, and the seed from which all of them follow.
 const LOADS: u64 = 100;
@@ -70,16 +68,6 @@ impl Loss {
             Self::NearlyAll => 0.05,
         }
     }
-
-    fn words(self) -> &'static str {
-        match self {
-            Self::Nothing => "loses nothing without its pages",
-            Self::ByContainment => "loses nothing without them, and 10 to 50 % by the containment",
-            Self::Little => "loses 30 %",
-            Self::Much => "loses 60 %",
-            Self::NearlyAll => "loses 95 %",
-        }
-    }
 }
 
 /// How the reader goes about it.
@@ -96,14 +84,6 @@ enum Habit {
 impl Habit {
     /// Half of the loads have readers that come and go.
     const ALL: [Self; 4] = [Self::Stays, Self::Pauses, Self::Comes, Self::Comes];
-
-    fn words(self) -> &'static str {
-        match self {
-            Self::Stays => "a reader that reads all the time",
-            Self::Pauses => "a reader that pauses",
-            Self::Comes => "readers one after another",
-        }
-    }
 }
 
 /// A load.
@@ -378,11 +358,7 @@ fn nothing_is_lost_by_it(draw: &Draw, plant: &Plant, alone: &Plant, all: &[&Cont
 /// What came of a load.
 struct Outcome {
     index: u64,
-    loss: Loss,
-    habit: Habit,
     name: String,
-    /// Whether the program lacked pages without homeostat.
-    lacked: bool,
     trials: usize,
     kept: usize,
     refused: usize,
@@ -429,10 +405,7 @@ impl Outcome {
         let is_kept = |c: &&&Containment| c.is_trial && c.kept_at().is_some();
         Self {
             index,
-            loss: draw.loss,
-            habit: draw.habit,
             name: draw.name(),
-            lacked: alone.lacked_s > 0,
             trials: all.iter().filter(|c| c.is_trial).count(),
             kept: all.iter().filter(is_kept).count(),
             refused: all
@@ -510,122 +483,17 @@ fn shortest(all: &[&Containment]) -> Option<u64> {
     all.iter().filter_map(of).min()
 }
 
-/// A row of the table: some of the loads.
-fn row(out: &mut String, label: &str, of: &[&Outcome]) {
-    let sum = |count: fn(&Outcome) -> usize| of.iter().map(|o| count(o)).sum::<usize>();
-    let share = |seconds: fn(&Outcome) -> f64| {
-        let all: Vec<f64> = of.iter().map(|o| seconds(o) / LENGTH_S as f64).collect();
-        100.0 * mean(&all)
-    };
-    let most = of.iter().map(|o| o.most).max().unwrap_or(0);
-    let shortest = of.iter().filter_map(|o| o.shortest_s).min();
-    // What there is more of it than without; not the sign of a zero.
-    let worse = of.iter().map(|o| o.lost_s - o.alone_s).fold(0.0, f64::max);
-    let over = sum(|o| o.trials) - sum(|o| o.kept) - sum(|o| o.refused);
-    let _ = writeln!(
-        out,
-        "| {label} | {} | {} | {} | {} | {} | {} | {over} | {} | {most} | {} | {:.1} % | {:.1} % | {:.1} % |",
-        of.len(),
-        sum(|o| usize::from(o.lacked)),
-        sum(|o| o.trials),
-        sum(|o| o.kept),
-        sum(|o| o.refused),
-        sum(|o| o.taken_back),
-        sum(|o| o.recalls),
-        shortest.map_or_else(|| "–".to_owned(), |s| format!("{s} s")),
-        share(|o| o.alone_s),
-        share(|o| o.lost_s),
-        100.0 * worse / LENGTH_S as f64
-    );
-}
-
-/// The section of the book.
-fn section(all: &[Outcome]) -> String {
-    let policy = Policy::default();
-    let mut out = format!(
-        "\n## The strategy itself, over random loads\n\nMade by `HOMEOSTAT_UPDATE_DOCS=1 cargo test -p homeostat-strategies --test stability`, \
-         to the bit the same everywhere.\n\n\
-         What runs on Linux moves no ceiling: it contains a reader, proves that by coins, and guards it \
-         ([file-cache.md](file-cache.md)). Here the mind and the strategy that ship run on a small machine in virtual time, over {LOADS} \
-         random loads of {} hours each (seed {SEED}): a reader of 20 to 2,000 MiB a second, one that reads all the time, one that pauses, or \
-         one after another, every 20 s to 10 min, for a fifth to nine tenths of the time; memory that nobody uses, from none to one and a half \
-         times what a reader reads; a program whose work varies from second to second by up to 30 % (standard deviation), which loses \
-         nothing, 30, 60 or 95 % of it without its pages, and has them back 1 to 60 s after. Where it loses nothing, half of the programs \
-         lose 10 to 50 % of their work while a reader is contained instead. The same load without homeostat tells what was to be \
-         lost.\n\n\
-         *Pages lost*: loads in which the program lacks pages without homeostat. *Refused*: the trial proved no gain, or a loss. *Over*: the \
-         reader ended before a verdict. *Taken back*: by the guard. *Recalled*: contained on an earlier verdict. *In an hour*: most \
-         containments that began within an hour. *Switches*: the shortest time between two of them on one reader, but for the last. *Lost*: \
-         of the program's work, mean of the loads; *worse*: most that one load lost more than without homeostat.\n\n\
-         | the program; the readers | loads | pages lost | trials | kept | refused | taken back | over | recalled | in an hour | switches | lost without \
-         homeostat | lost with it | worse |\n|---|{}\n",
-        LENGTH_S / HOUR_S,
-        "---:|".repeat(13)
-    );
-    let of = |is_of: &dyn Fn(&Outcome) -> bool| all.iter().filter(|o| is_of(o)).collect::<Vec<_>>();
-    for loss in Loss::ALL {
-        row(&mut out, loss.words(), &of(&|o| o.loss == loss));
-    }
-    for habit in [Habit::Stays, Habit::Pauses, Habit::Comes] {
-        row(&mut out, habit.words(), &of(&|o| o.habit == habit));
-    }
-    row(&mut out, "all", &of(&|_| true));
-    let _ = write!(
-        out,
-        "\nOf each load it is checked, by the rule in brackets:\n\n\
-         * no hour has more than {} trials (`experiments_per_hour_max`);\n\
-         * a reader is contained without a trial {} times at most after the first trial that accepted it, {} times after each later one, and \
-         never on another verdict (`recall.rs`);\n\
-         * in a trial only coins switch, the first {FIRST_RELIEF_S} s after its beginning or later, and two switches lie {BLOCK_S} s or more apart, \
-         the shortest block, unless the reader ends or the verdict releases it for good (`experiment.rs`);\n\
-         * what is kept stays until the reader ends or the guard takes it back; a probe releases it for one block, six blocks after the \
-         verdict at the earliest and then three blocks after the release before (`guard.rs`);\n\
-         * after a refusal nothing begins for that program for the rest of the load (the back-off is {:.0} hours at least);\n\
-         * a trial ends within {:.0} s and a block (`experiment_max_s`), and a reader that has ended is released within {:.0} s, the time \
-         between two scans;\n\
-         * where no pages are lost without homeostat nobody is contained, and where the program loses nothing by that no containment is \
-         kept (one trial in a thousand may err, by its level; of these none does);\n\
-         * the program lacks pages for no longer than without homeostat, and loses no more work, unless the containment itself hurts it.\n\n\
-         What this does not show: that a reader loses nothing, that switching takes time, and how a kernel chooses what it takes, for the machine \
-         knows nothing of them; that the program lacks no more pages than without homeostat follows from its model. Not bounded any closer than by \
-         the {} trials an hour is what happens with readers that live for half a minute or longer and end before their trial does: each \
-         is contained, and nothing is learnt.\n",
-        policy.experiments_per_hour_max,
-        RECALLS[1],
-        RECALLS[2],
-        policy.backoff_inconclusive_s / HOUR_S as f64,
-        policy.experiment_max_s,
-        policy.scan_interval_s,
-        policy.experiments_per_hour_max,
-    );
-    out
-}
-
 #[test]
 fn over_random_loads_it_keeps_what_helps_lets_go_of_what_does_not_and_never_swings() {
     let all = Outcome::all();
     for outcome in &all {
         println!("{}", outcome.line());
     }
-    let text = section(&all);
-    println!("{text}");
     // It is about what happens, so something must.
     let sum = |count: fn(&Outcome) -> usize| all.iter().map(count).sum::<usize>();
     let (kept, refused, recalls) = (sum(|o| o.kept), sum(|o| o.refused), sum(|o| o.recalls));
     assert!(
         kept >= 10 && refused >= 5 && recalls >= 3,
         "{kept} {refused} {recalls}"
-    );
-    // The page of the book takes it from there.
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../laboratory/src/file_cache/stability.md");
-    if std::env::var_os("HOMEOSTAT_UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &text).unwrap();
-    }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        written == text,
-        "{} is not in step: HOMEOSTAT_UPDATE_DOCS=1 cargo test -p homeostat-strategies --test stability; then the same with -p \
-         homeostat-laboratory --test file_cache",
-        path.display()
     );
 }

@@ -1,7 +1,7 @@
 //! Random loads on random disks, with noise in what the controllers see, against an expert who knows the load beforehand and
 //! sets the best fixed ceiling for it.
 
-use super::{Control, Load, Piece, Tuning, machine, percentile, run};
+use super::{Control, Load, Piece, Tuning, machine, run};
 use crate::parallel;
 use homeostat_simulator::paging::Wants;
 use homeostat_statistics::robust::{exp, ln};
@@ -56,36 +56,6 @@ impl Case {
         self.shown
             .get(shown)
             .map_or(f64::NAN, |o| o.sum() / self.expert.sum())
-    }
-}
-
-/// How a value is spread over the loads.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// Smallest.
-    pub min: f64,
-    /// 5th percentile.
-    pub p5: f64,
-    /// Median.
-    pub median: f64,
-    /// 95th percentile.
-    pub p95: f64,
-    /// Largest.
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of these values.
-    pub fn of(values: impl Iterator<Item = f64>) -> Self {
-        let values: Vec<f64> = values.collect();
-        let at = |share| percentile(&values, share);
-        Self {
-            min: at(0.0),
-            p5: at(0.05),
-            median: at(0.5),
-            p95: at(0.95),
-            max: at(1.0),
-        }
     }
 }
 

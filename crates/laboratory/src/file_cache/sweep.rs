@@ -2,7 +2,7 @@
 //! endless reader, for each gain and each delay.
 
 use super::figures::{INSUFFICIENT_MIB, WRITER, both};
-use super::{CEILING_FOUND, Control, Load, Piece, Run, Tuning, machine, run};
+use super::{CEILING_FOUND, Load, Piece, Run, Tuning, machine, run};
 
 /// The reader starts (seconds), and runs for an hour.
 pub const READER_S: f64 = 60.0;
@@ -10,10 +10,6 @@ pub const READER_S: f64 = 60.0;
 pub const END_S: f64 = READER_S + 3600.0;
 /// What is measured as the steady state begins here (seconds).
 const STEADY_S: f64 = READER_S + 1800.0;
-/// Gains that are tried, as factors of those that ship.
-pub const GAINS: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
-/// Delays that are tried, in seconds.
-pub const DELAYS_S: [f64; 6] = [0.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 /// The writer counts as back at this share of its speed, in the mean of a minute.
 const BACK: f64 = 0.9;
 const MINUTE_S: f64 = 60.0;
@@ -118,45 +114,4 @@ fn minutes(run: &Run) -> Vec<f64> {
             run.writer(from_s, from_s + MINUTE_S)
         })
         .collect()
-}
-
-/// Each gain without delay.
-pub fn gains(control: Control) -> Vec<Held> {
-    GAINS
-        .into_iter()
-        .map(|gain| {
-            held(Tuning {
-                gain,
-                ..Tuning::of(control)
-            })
-        })
-        .collect()
-}
-
-/// Each delay with the gain that ships.
-pub fn delays(control: Control) -> Vec<Held> {
-    DELAYS_S
-        .into_iter()
-        .map(|delay_s| {
-            held(Tuning {
-                delay_s,
-                ..Tuning::of(control)
-            })
-        })
-        .collect()
-}
-
-/// The largest delay that is tried up to which a controller with that gain holds, in seconds; `None`: not even without.
-pub fn delay_margin(control: Control, gain: f64) -> Option<f64> {
-    DELAYS_S
-        .into_iter()
-        .take_while(|delay_s| {
-            held(Tuning {
-                gain,
-                delay_s: *delay_s,
-                ..Tuning::of(control)
-            })
-            .holds()
-        })
-        .last()
 }

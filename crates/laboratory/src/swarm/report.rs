@@ -476,92 +476,6 @@ impl Report {
         out
     }
 
-    /// The page of the book: `command` is how it was made.
-    pub fn page(&self, command: &str) -> String {
-        let s = self.summary();
-        let o = &self.options;
-        let mut out = format!(
-            "# The swarm\n\nMade by `{command}`: random machines (1 to 8 chips on 1 to 4 boards, one to four threads per core, 16 \
-             to 64 GiB per node) with one to six random programs (half of them of published profiles, half drawn; one process or \
-             many, private and shared memory, closed and open load, {} noise), each given to homeostat for {} simulated hours. \
-             Everything follows from the seed ({}) and the number of a machine. What is measured is the simulated world's own speed \
-             without noise, never what homeostat's sensors or its engine said.\n\nThe *best placement* is the best fixed one that an \
-             oracle finds which knows the world: for every program the chips of its threads, memory beside them or not, large pages \
-             or not (only where they could be split again), for every chip prefetch on or off; in units of chips and of whole \
-             programs (homeostat can also keep each process on a chip of its own, which no placement here does). On small machines all placements are tried, on others a search goes uphill from three \
-             starting points, so that a *share* of it may be a little too high there. What counts is the geometric mean over the \
-             programs of work per second (closed load) or work per CPU second (offered load). A placement in which a program cannot do \
-             the work that is offered to it is none, since its requests would wait ever longer. The best placement may cost one \
-             program what it gives the others; homeostat may not (no change that costs anybody a proven 3 % is accepted, but for a \
-             contained reader of files, which no machine here has). So the oracle looks also for the best of the placements in which \
-             every program achieves at least 97 % of what it does on the machine left alone. That is not homeostat's own rule (which is \
-             about each change, against the moment before it, and about what is measured), it was added after results had been seen, \
-             and the goals are about the first.\n\n{}.\n\n",
-            if o.rough { "rough" } else { "usual" },
-            o.hours,
-            o.seed,
-            Self::heading(&s)
-        );
-        out.push_str("| figure | value | goal | |\n|---|---:|---|---|\n");
-        for (name, value, goal, verdict) in Self::rows(&s) {
-            let indented = name.trim_start();
-            let name = if indented.len() < name.len() {
-                format!("… {}", indented.trim_start_matches("… "))
-            } else {
-                name.to_owned()
-            };
-            let _ = writeln!(out, "| {name} | {value} | {goal} | {verdict} |");
-        }
-        for note in Self::footnotes(&s) {
-            let mut note = note;
-            if let Some(first) = note.get_mut(0..1) {
-                first.make_ascii_uppercase();
-            }
-            let _ = writeln!(out, "\n{note}.");
-        }
-        out.push_str(
-            "\nWork lost against being left alone is counted second by second and program by program: what one gains is not set \
-             against what another loses, so a placement that serves the machine and costs one of its programs counts here for as \
-             long as it stands.\n\n## What is missing to the best\n\nThe gap of a machine is split over its programs by how far each is from what it \
-             achieves in the best placement. *Lacks* is the first thing of the best placement that the end state does not have; \
-             *outcome* is the last verdict about it, or why it was not tried.\n\n| share of the gap | programs | lacks | outcome |\n\
-             |---:|---:|---|---|\n",
-        );
-        for reason in s.gap.iter().take(GAPS_NAMED_MAX) {
-            let _ = writeln!(
-                out,
-                "| {:.1} % | {} | {} | {} |",
-                reason.share * 100.0,
-                reason.programs,
-                reason.lacks,
-                reason.outcome
-            );
-        }
-        let rest: f64 = s.gap.iter().skip(GAPS_NAMED_MAX).map(|r| r.share).sum();
-        if rest > 0.0 {
-            let _ = writeln!(out, "| {:.1} % | | others | |", rest * 100.0);
-        }
-        let mut list = |title: &str, cases: &[&Case]| {
-            let _ = writeln!(out, "\n## {title}\n");
-            for case in cases {
-                let _ = writeln!(
-                    out,
-                    "* **{}**: {}. {}. `{}`",
-                    case.index,
-                    Self::line_of(case),
-                    Self::why(case),
-                    self.options.reproduction(case.index)
-                );
-            }
-        };
-        list("The worst machines", &self.worst());
-        let harmed = self.harmed();
-        if !harmed.is_empty() {
-            list("Machines that ended worse than left alone", &harmed);
-        }
-        out
-    }
-
     /// One self-contained page: the distribution as a curve, the figures, the gap, the worst machines.
     pub fn html(&self) -> String {
         let s = self.summary();
@@ -767,7 +681,7 @@ mod tests {
     fn the_worst_machine_is_named_first_with_how_to_see_it_again() {
         let report = report();
         let again = "homeostat simulate --swarm --seed 3 --from 1 --machines 1 --hours 4 --rough";
-        for text in [report.text(), report.page("x"), report.html()] {
+        for text in [report.text(), report.html()] {
             let (first, second) = (text.find(again), text.find("--from 0 "));
             assert!(first.is_some() && first < second, "{text}");
             assert!(
