@@ -12,7 +12,7 @@ use rustix::mm::MlockAllFlags;
 /// Score of the out-of-memory killer: −500 of −1000..1000 halves our badness; we hold the undo of every change.
 const OOM_SCORE_ADJ: &str = "-500";
 /// Heap by which the loop may grow without a page fault: some times what it grows by when it protects a program, with the
-/// trial and its record (measured: docs/file-cache-notebook.md).
+/// trial and its record (measured: docs/file-cache.md).
 const HEAP_RESERVE: usize = 8 << 20;
 /// Code that is kept in memory at most: a release build has 18 MiB.
 const CODE_MAX: usize = 64 << 20;

@@ -1,7 +1,7 @@
 //! Settings of the mind, as a value. The daemon reads them from the configuration file; the engine never looks.
 //!
-//! Times are in seconds, shares in 0..1, unless the name says otherwise. The defaults of the experiment are those
-//! of `docs/operating-characteristics.md`, which shows what they achieve.
+//! Times are in seconds, shares in 0..1, unless the name says otherwise. The example
+//! `operating_characteristics` of the crate `homeostat-statistics` prints what the defaults of the experiment achieve.
 
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::discovery::Rule;

@@ -1082,7 +1082,7 @@ impl<S: Subject> Run<S> {
             Kind::SensorOutage => {
                 let length = minutes(&mut self.random, 20.0);
                 self.faults.sensors_out(now + length);
-                // The mind hears of time by samples only: blind, it does not count it (docs/campaign.md, open).
+                // The mind hears of time by samples only: blind, it does not count it (open).
                 self.checkers.slept(length);
             }
             Kind::EffectorOutage => {

@@ -1,6 +1,6 @@
 //! Scenario files: a machine, its programs, what happens to them, and what is compared.
 //!
-//! TOML, documented in `docs/simulation.md`. Every mistake is answered with the file, the line, the value and the
+//! TOML, documented in `docs/evidence.md`. Every mistake is answered with the file, the line, the value and the
 //! remedy. The scenarios of the published rows are part of the program ([`built_in`]).
 
 use homeostat_engine::Policy;
@@ -293,15 +293,15 @@ fn quote(text: &str, line: usize, message: &str) -> String {
 /// What to do about a complaint of the parser.
 fn remedy(message: &str) -> &'static str {
     if message.contains("unknown field") {
-        "the key is misspelt or stands in the wrong section; the expected ones are listed; docs/simulation.md explains each"
+        "the key is misspelt or stands in the wrong section; the expected ones are listed; docs/evidence.md explains each"
     } else if message.contains("unknown variant") {
         "use one of the values that are listed"
     } else if message.contains("missing field") {
-        "add the key to this section; docs/simulation.md has an example"
+        "add the key to this section; docs/evidence.md has an example"
     } else if message.contains("invalid type") {
         "give a value of the expected type; times are numbers in seconds, text stands in quotes"
     } else {
-        "see docs/simulation.md for the format"
+        "see docs/evidence.md for the format"
     }
 }
 
@@ -498,7 +498,7 @@ impl Scenario {
                     i,
                     &key,
                     complaint,
-                    "docs/simulation.md has the keys of a program with their ranges",
+                    "docs/evidence.md has the keys of a program with their ranges",
                 );
             }
             let profile_known =
@@ -703,13 +703,13 @@ scan_interval_s = 5.0
 
     #[test]
     fn the_example_of_the_documentation_is_a_scenario() {
-        let page = include_str!("../../../docs/simulation.md");
+        let page = include_str!("../../../docs/evidence.md");
         let example = page
             .split("```toml\n")
             .nth(1)
             .and_then(|rest| rest.split("```").next())
             .unwrap();
-        let s = parse("docs/simulation.md", example).unwrap_or_else(|e| panic!("{e}"));
+        let s = parse("docs/evidence.md", example).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((s.name.as_str(), s.events.len()), ("mine", 1));
     }
 

@@ -301,7 +301,7 @@ pub struct OwnCost {
 }
 
 impl Default for OwnCost {
-    /// As measured on this project's machine (docs/results.md, own cost).
+    /// Measured: `tools/bench-own-cost` on two virtual CPUs.
     fn default() -> Self {
         Self {
             look_us: 60.0,

@@ -1,4 +1,4 @@
-//! What the procedures of this crate achieve, by simulation: prints the tables of `docs/operating-characteristics.md`.
+//! What the procedures of this crate achieve, by simulation: how often a trial errs, and how long it takes.
 //!
 //! ```text
 //! cargo run --release -p homeostat-statistics --example operating_characteristics -- [--quick] [--seed N] [TABLE...]

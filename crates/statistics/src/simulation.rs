@@ -133,7 +133,7 @@ impl Load {
         }
     }
 
-    /// The named scenarios of `docs/operating-characteristics.md`.
+    /// The named loads of the example `operating_characteristics`.
     pub fn scenarios(cv: f64) -> [(&'static str, Self); 8] {
         let base = Self::correlated(cv, 0.5);
         [

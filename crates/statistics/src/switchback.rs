@@ -36,7 +36,7 @@
 //!   so far is large against the noise, a pair otherwise. The product of fair bets is fair whichever of them the past
 //!   chooses. Strong effects (good or bad) are seen in about half the blocks, weak ones as fast as by pairs.
 //!
-//! `docs/operating-characteristics.md` shows what they achieve. Why not a paired t test or a mixture SPRT: with a look
+//! The example `operating_characteristics` prints what they achieve. Why not a paired t test or a mixture SPRT: with a look
 //! after every pair the first is wrong one time in four, the second up to one in three when the load steps; both are
 //! right only for the noise they assume.
 
@@ -97,7 +97,7 @@ pub enum Decision {
     Exhausted,
 }
 
-/// Parameters of a trial. `Default` = the table of recommended defaults in `docs/operating-characteristics.md`.
+/// Parameters of a trial. The example `operating_characteristics` prints what the defaults achieve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrialParameters {

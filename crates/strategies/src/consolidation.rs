@@ -19,7 +19,7 @@
 //! ## Evidence
 //! Where the threads are kept, how many of them run, where the memory lies, and event counters since the placement. Too
 //! little predicted gain (`gain_min`) is not tried, and at most three such steps are made, each from what the one before has
-//! shown. Gains were measured on the simulated machine only (docs/swarm.md).
+//! shown. Gains were measured on the simulated machine only (docs/evidence.md).
 //!
 //! ## Undo
 //! Each thread gets the mask back that the placement before gave it, and the undo of the first gives back what was found

@@ -18,7 +18,7 @@
 //! ## Evidence
 //! Where the threads are kept, how many of them run and share cores there, where the memory lies, which caches others use, and
 //! event counters since the placement; without counters the price of sharing cores is not known, and no place is left for that
-//! reason. At most three such steps are in force at a time. Gains were measured on the simulated machine only (docs/swarm.md).
+//! reason. At most three such steps are in force at a time. Gains were measured on the simulated machine only (docs/evidence.md).
 //!
 //! ## Undo
 //! As consolidation: each thread gets the mask back that the placement before gave it, and memory goes back to where it was.

@@ -1,7 +1,7 @@
 //! Bringing back what a program lost before the reader that took it was contained.
 //!
 //! A program that reads single pages at random (`pread`) brings back one page at a time, in minutes; a database does so in tens
-//! of seconds (measured: docs/file-cache-notebook.md). What it lost is known: of each part of a file the kernel tells how many pages it
+//! of seconds. What it lost is known: of each part of a file the kernel tells how many pages it
 //! has taken (`cachestat(2)`, Linux 6.5). Of the files that the program has open or mapped those parts are read again, by a
 //! process in the program's own group ([`Fetcher`]), so that they count where they did before and whoever limits the program limits
 //! them.

@@ -450,7 +450,7 @@ fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
 ///
 /// To ask the kernel to read ahead (`POSIX_FADV_WILLNEED`) would be cheaper, but of a larger part it reads only the beginning on many disks
 /// (`force_page_cache_ra` in Linux `mm/readahead.c`), does not tell what came of it, and makes pages one by one: a program that
-/// reads single pages did a quarter less with them than with those that the kernel makes for who reads in order (docs/file-cache-notebook.md).
+/// reads single pages did a quarter less with them than with those that the kernel makes for who reads in order.
 ///
 /// # Errors
 /// `AGAIN`: for so long nothing of it came; any other: it cannot be read so.

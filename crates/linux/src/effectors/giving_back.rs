@@ -2,7 +2,7 @@
 //!
 //! A process that is moved into a group with a limit leaves the pages behind that it was charged for: they stay counted in the
 //! group that it came from. Where that one has a limit of its own it stays full of them, and the kernel goes on taking pages
-//! from everybody in it (measured: docs/file-cache-notebook.md). So what the reader has read already of the files that it has open is
+//! from everybody in it. So what the reader has read already of the files that it has open is
 //! dropped (`posix_fadvise(POSIX_FADV_DONTNEED)` on the same file, opened anew).
 //!
 //! Dropped is only what the reader has read, of regular files on a disk of this machine, that it has open for reading

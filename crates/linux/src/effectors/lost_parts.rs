@@ -4,7 +4,7 @@
 //! single pages: a program that reads single pages by `pread` does some ten percent more with them. Where it reads ahead it begins with
 //! single pages in each hole, makes larger units the longer the same file is read in order (`page_cache_ra_order` in Linux
 //! `mm/readahead.c`), and falls back to single pages for the rest of what it reads ahead where it comes upon a page that is in memory already: a
-//! program that lost everything brings back a page here and there by itself (measured: docs/file-cache-notebook.md).
+//! program that lost everything brings back a page here and there by itself.
 //!
 //! So where at least half of a neighbourhood of 2 MiB was taken it is read **as a unit** ([`read_as_unit`](crate::sys::cache::read_as_unit)), and what is left of it
 //! dropped in the moment before ([`Part::as_unit`]). This takes pages of a program that is to be protected, for some milliseconds, and the

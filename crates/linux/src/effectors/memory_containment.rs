@@ -2,7 +2,7 @@
 //!
 //! The target is another workload than that of the action: the action is taken for the sake of a program that loses its
 //! pages, and limits the program that takes them. What a reader reads once is of no use to it a second time; under a small
-//! limit its own old pages make room for its new ones (measured: docs/file-cache-notebook.md).
+//! limit its own old pages make room for its new ones (measured: docs/file-cache.md).
 //!
 //! **Apply**, where control groups are of version 1: a group of our own below that of the reader
 //! (`homeostat-reader-ACTION`), which is kept to the limit, into which its processes are moved; all that limits the group above limits

@@ -11,7 +11,7 @@
 //! quiet for a while the ceiling rises: fast to nine tenths of where it began to hurt last, then slowly. Each loss that follows
 //! a rise doubles the wait before the next rise (damping), and between the two levels of loss nothing moves (hysteresis). So
 //! it settles below the cliff and looks over it ever more rarely, and files get all memory that nobody misses.
-//! How far gain and delay may be off is in docs/file-cache-simulated.md.
+//! How far gain and delay may be off is tested in crates/laboratory/tests/file_cache.rs.
 //!
 //! Units: shares of the memory, 0 to 1.
 

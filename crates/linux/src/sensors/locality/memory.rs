@@ -1,7 +1,7 @@
 //! On which nodes the memory of one process lies.
 //!
 //! A small process is counted whole from `/proc/PID/numa_maps` (proc_pid_numa_maps(5)). The kernel walks its page tables
-//! for that, and holds its address space for reading over each mapping: 20 ms per GiB (docs/results.md), in which its
+//! for that, and holds its address space for reading over each mapping: 20 ms per GiB (example `locality_cost`), in which its
 //! `mmap` calls, and behind them its page faults, wait. So only what is walked within 5 ms is counted ([`WALK_MAX`]).
 //!
 //! So a large process is **sampled**: `/proc/PID/maps` (no walk) gives its address ranges, random pages of them are
