@@ -1,13 +1,11 @@
 //! Runs the whole of homeostat on simulated machines: the same engine, strategies, runtime and journal as the daemon.
 //!
-//! Scenarios, the published table, swarms of random machines, fault campaigns with checkers of their own; and the
-//! controllers of the file cache by themselves, on the simulated machine's memory.
+//! Scenarios, the published table, swarms of random machines, and fault campaigns with checkers of their own.
 
 pub mod campaign;
 pub mod checkers;
 pub mod exact;
 pub mod faults;
-pub mod file_cache;
 pub mod oracle;
 mod parallel;
 pub mod published;

@@ -76,8 +76,6 @@
 //! Seed 003 (Trent: autotune), which lowers the share of memory that files may use while programs wait for their pages;
 //! Linux `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/memory.rst`, `mm/workingset.c`.
 
-pub mod ceiling;
-
 use crate::common::{AGE_HELP, age_min, capable, too_young};
 use homeostat_engine::{Declined, Neighbour, Opinion, Profile, Proposal, Seen, Setting, Strategy};
 use homeostat_model::action::{FileReader, Target};

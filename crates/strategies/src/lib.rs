@@ -18,7 +18,6 @@ mod prefetch;
 mod relocation;
 
 pub use common::score::{PlacementScore, Scored, placement_scores};
-pub use file_cache::ceiling;
 use homeostat_engine::Strategy;
 
 /// All strategies, in the order in which they are considered: threads before the memory that follows them, and both
