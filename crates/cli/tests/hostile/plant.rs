@@ -70,7 +70,7 @@ impl Options {
         // Low floors, so that small programs of a test are looked at soon. Locked memory and priority are no part of any attack.
         let common = [
             "policy.age_min_s=1.0".to_owned(),
-            "policy.cpu_min=0.01".to_owned(),
+            "policy.cpu_min=0.001".to_owned(),
             "policy.memory_min_mib=1".to_owned(),
             "policy.scan_interval_s=1.0".to_owned(),
             "service.lock_memory=false".to_owned(),
