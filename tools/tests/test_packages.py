@@ -72,7 +72,8 @@ class Tools(unittest.TestCase):
     def test_the_installer_helps_and_refuses_what_it_does_not_know(self):
         installer = REPOSITORY / "packaging/install.sh"
         self.assertIn("--uninstall", run("sh", installer, "--help").stdout)
-        for arguments in (["--no-such-option"], ["--prefix"], ["--prefix", "relative"], ["--purge"]):
+        for arguments in (["--no-such-option"], ["--prefix"], ["--prefix", "relative"], ["--prefix", "/opt/a b"],
+                          ["--destdir", "/"], ["--purge"]):
             with self.subTest(arguments):
                 done = run("sh", installer, *arguments)
                 self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
@@ -82,7 +83,7 @@ class Tools(unittest.TestCase):
         self.assertIn("nothing is installed below /nowhere/at/all", done.stderr)
 
     def test_the_packages_undo_before_they_remove_in_the_same_way(self):
-        steps = [r"homeostat\"? status|program\" status", r"tunable unset --all \|\|", r"restore \|\|"]
+        steps = [r"homeostat\"? status|program\" status", r"tunable unset --all \|\|", r"restore --kept \|\|"]
         for file in ("debian/prerm", "homeostat.spec", "install.sh"):
             text = (REPOSITORY / "packaging" / file).read_text(encoding="utf-8")
             places = [re.search(step, text) for step in steps]
