@@ -98,7 +98,7 @@ impl On {
             }
             Err(ClientError::NotRunning(_)) => {
                 // It may name another state directory, where the next start looks for the switch.
-                if !context.settings_are_readable() {
+                if context.state_directory.is_none() {
                     settings::load(&context.sources).map_err(Failure::Configuration)?;
                 }
                 let (changed, standing) = set(context, &context.state_directory(), true)?;

@@ -113,9 +113,10 @@ pub(super) fn seccomp(privileges: &Privileges) -> String {
         Need::Call(name) => Some(*name),
         _ => None,
     }));
-    let is_there = ["clone", "clone3", "setns"].map(|name| names.remove(name));
-    let mut rules = vec![json!({ "names": names, "action": "SCMP_ACT_ALLOW" })];
-    let argued = [
+    // Every configuration leaves them: a rule on an argument takes the place of the name.
+    names.retain(|name| !["clone", "clone3", "setns"].contains(name));
+    let rules = [
+        json!({ "names": names, "action": "SCMP_ACT_ALLOW" }),
         json!({
             "names": ["clone"],
             "action": "SCMP_ACT_ALLOW",
@@ -128,12 +129,6 @@ pub(super) fn seccomp(privileges: &Privileges) -> String {
             "args": [{ "index": 1, "value": NETWORK_NAMESPACE, "op": "SCMP_CMP_EQ" }],
         }),
     ];
-    rules.extend(
-        argued
-            .into_iter()
-            .zip(is_there)
-            .filter_map(|(rule, is_there)| is_there.then_some(rule)),
-    );
     let filter = json!({
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": 1,
