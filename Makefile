@@ -52,7 +52,7 @@ STATIC := target/static/$(STATIC_TARGET)/release/homeostat
 ARM64 := $(wildcard target/aarch64-unknown-linux-gnu/release/homeostat)
 
 .DEFAULT_GOAL := help
-.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay lab vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ size: cargo-there ## how large the code is, and how large it is to be
 
 replay: cargo-there ## what the engine answers to the corpus: recordings of real programs, and 500 simulated machines; some minutes
 	$(CARGO) test -p homeostat-laboratory --locked --test corpus -- --include-ignored
+
+lab: cargo-there ## build the simulated machine and its command line, target/release/homeostat-lab
+	$(BUILD) -p homeostat-lab
 
 vm-test: cargo-there vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run

@@ -17,6 +17,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use terminal::Terminal;
 
+/// Name of the program.
+const NAME: &str = "homeostat";
+
 const EXIT_CODES: &str = "\
 EXIT CODES
   0  all is well
@@ -100,11 +103,16 @@ pub enum Command {
     Record(commands::record::Record),
     Replay(commands::replay::Replay),
     Demo(commands::demo::Demo),
-    Simulate(commands::simulate::Simulate),
     Config(commands::config::Config),
     Completions(commands::documents::Completions),
     #[command(visible_alias = "man")]
     Manual(commands::documents::Manual),
+    /// Names the program that has taken over the simulated machine.
+    #[command(hide = true, alias = "lab", disable_help_flag = true)]
+    Simulate {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<std::ffi::OsString>,
+    },
     /// Started by the daemon alone: reads parts of files in the control groups of others.
     #[command(hide = true, name = homeostat_daemon::wiring::FETCHER)]
     Fetch,
@@ -181,14 +189,28 @@ pub fn main() -> ExitCode {
     // Nobody but the owner writes what root makes, whatever the shell's mask is.
     let others = rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH;
     rustix::process::umask(rustix::process::umask(others) | others);
-    let arguments = match Arguments::try_parse() {
+    answer(NAME, |arguments| {
+        let (context, command) = prepare(arguments);
+        let result = command.run(&context);
+        // Whatever was counted with breakpoints: the kernel must not be in the middle of one when this process ends.
+        homeostat_daemon::meters::end();
+        (context.terminal, result)
+    })
+}
+
+/// Parses the command line of a program, runs it, and turns the result into an exit code.
+pub fn answer<A: Parser>(
+    program: &'static str,
+    run: impl FnOnce(A) -> (Terminal, Result<(), Failure>),
+) -> ExitCode {
+    let arguments = match A::try_parse() {
         Ok(arguments) => arguments,
         Err(e) if e.use_stderr() && std::env::args_os().any(|a| a == "--json") => {
             // What was parsed is lost with the error: whoever wrote --json wants JSON.
             let text = e.render().to_string();
             let message = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
             let failure = Failure::Report(failure::Kind::Usage, message.to_owned());
-            failure.report(&Terminal::detect(true));
+            failure.report(&Terminal::detect(program, true));
             return failure.exit_code();
         }
         Err(e) => {
@@ -197,14 +219,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
         }
     };
-    let (context, command) = prepare(arguments);
-    let result = command.run(&context);
-    // Whatever was counted with breakpoints: the kernel must not be in the middle of one when this process ends.
-    homeostat_daemon::meters::end();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            failure.report(&context.terminal);
+    match run(arguments) {
+        (_, Ok(())) => ExitCode::SUCCESS,
+        (terminal, Err(failure)) => {
+            failure.report(&terminal);
             failure.exit_code()
         }
     }
@@ -226,7 +244,7 @@ fn prepare(arguments: Arguments) -> (Context, Command) {
         }
     }
     let context = Context {
-        terminal: Terminal::detect(json),
+        terminal: Terminal::detect(NAME, json),
         sources: Sources { file: config, set },
         socket,
         state_directory: state_dir,
@@ -261,11 +279,14 @@ impl Command {
             Self::Record(c) => c.run(context),
             Self::Replay(c) => c.run(context),
             Self::Demo(c) => c.run(context),
-            Self::Simulate(c) => c.run(context),
             Self::Config(c) => c.run(context),
             Self::Completions(c) => c.run(context),
             Self::Manual(c) => c.run(context),
             Self::Downgrade(c) => c.run(context),
+            Self::Simulate { .. } => Err(Failure::Report(
+                failure::Kind::Usage,
+                "the simulated machine is a program of its own\n  hint: homeostat-lab takes the same arguments; `make lab` in the sources builds it".into(),
+            )),
             Self::Fetch => homeostat_daemon::wiring::fetch().map_err(|e| {
                 Failure::Report(
                     failure::Kind::Failed,

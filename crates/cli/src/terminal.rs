@@ -16,6 +16,8 @@ const WIDTH_MAX: usize = 160;
 /// The output of one command.
 #[derive(Clone, Debug)]
 pub struct Terminal {
+    /// Name of the program, before its messages.
+    program: &'static str,
     /// Print JSON.
     pub json: bool,
     /// Whether standard output is a terminal.
@@ -26,7 +28,7 @@ pub struct Terminal {
 
 impl Terminal {
     /// What standard output is.
-    pub fn detect(json: bool) -> Self {
+    pub fn detect(program: &'static str, json: bool) -> Self {
         let stdout = std::io::stdout();
         let is_terminal = stdout.is_terminal();
         let columns = std::env::var("COLUMNS")
@@ -44,6 +46,7 @@ impl Terminal {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|t| t == "dumb");
         Self {
+            program,
             json,
             is_terminal,
             width: width.unwrap_or(WIDTH_DEFAULT).clamp(WIDTH_MIN, WIDTH_MAX),
@@ -106,7 +109,11 @@ impl Terminal {
     pub fn complain(&self, said: &Said<'_>) {
         let line = match serde_json::to_string(said) {
             Ok(json) if self.json => printable::for_json(&json).into_owned(),
-            _ => format!("homeostat: {}", printable::for_terminal(&said.text(), false)),
+            _ => format!(
+                "{}: {}",
+                self.program,
+                printable::for_terminal(&said.text(), false)
+            ),
         };
         let _ = writeln!(std::io::stderr(), "{line}");
     }

@@ -59,7 +59,6 @@ const COMMANDS: &[&str] = &[
     "record",
     "replay",
     "demo",
-    "simulate",
     "config",
     "completions",
     "manual",
@@ -106,6 +105,23 @@ fn every_command_has_help_with_examples() {
         COMMANDS.len() + 1,
         "the list of this test is complete (and help):\n{listed}"
     );
+}
+
+#[test]
+fn the_former_command_of_the_simulated_machine_names_its_program() {
+    for arguments in [
+        &["simulate", "p8", "--plot"][..],
+        &["lab"],
+        &["simulate", "--help"],
+    ] {
+        let output = homeostat(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(
+            said.contains("hint: homeostat-lab takes"),
+            "{arguments:?}: {said}"
+        );
+    }
 }
 
 #[test]

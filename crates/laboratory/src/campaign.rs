@@ -105,7 +105,7 @@ impl Options {
     /// The command that lives one seed again.
     fn reproduction(&self, seed: u64) -> String {
         format!(
-            "homeostat simulate --campaign --seed {seed} --seeds 1 --hours {}{}",
+            "homeostat-lab --campaign --seed {seed} --seeds 1 --hours {}{}",
             self.hours,
             if self.rough { " --rough" } else { "" }
         )
@@ -2443,8 +2443,8 @@ mod tests {
         );
     }
 
-    /// More than 10,000 simulated hours. The nightly campaign is the same with other seeds: `homeostat simulate
-    /// --campaign --seed N --seeds 2000`.
+    /// More than 10,000 simulated hours. The nightly campaign is the same with other seeds:
+    /// `homeostat-lab --campaign --seed N --seeds 2000`.
     #[test]
     fn simulated_machines_survive_ten_thousand_hours() {
         let options = Options {
@@ -2545,7 +2545,7 @@ mod tests {
                 found.iter().any(|v| v.invariant == invariant),
                 "{bug:?} is not found as a breach of \"{invariant}\": {text}"
             );
-            assert!(text.contains("homeostat simulate --campaign --seed "), "{text}");
+            assert!(text.contains("homeostat-lab --campaign --seed "), "{text}");
         }
     }
 }

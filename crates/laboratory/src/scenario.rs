@@ -59,7 +59,7 @@ pub struct Windows {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineSection {
-    /// A layout by name; `homeostat simulate --list` prints them.
+    /// A layout by name; `homeostat-lab --list` prints them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub named: Option<String>,
     /// A layout of one's own.
@@ -147,7 +147,7 @@ fn minute() -> f64 {
 pub enum ScenarioError {
     /// No such file, and no scenario of that name.
     #[error(
-        "{name}: neither a scenario of the program nor a file that can be read ({why})\n  hint: `homeostat simulate --list` prints the scenarios"
+        "{name}: neither a scenario of the program nor a file that can be read ({why})\n  hint: `homeostat-lab --list` prints the scenarios"
     )]
     Unknown {
         /// What was asked for.

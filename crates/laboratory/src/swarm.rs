@@ -76,7 +76,7 @@ impl Options {
     /// The command that runs one machine of the swarm again.
     pub fn reproduction(&self, index: u64) -> String {
         let mut command = format!(
-            "homeostat simulate --swarm --seed {} --from {index} --machines 1 --hours {}",
+            "homeostat-lab --swarm --seed {} --from {index} --machines 1 --hours {}",
             self.seed, self.hours
         );
         if self.profile == Thresholds::AsoClassic {

@@ -42,7 +42,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "model",
         ],
     ),
-    ("cli", &["daemon", "laboratory", "model"]),
+    ("cli", &["daemon", "model"]),
+    ("lab", &["cli", "laboratory"]),
     ("workloads", &["progress"]),
     // The scenarios inside the emulated machines of vm/: they carry out actions as the runtime does.
     // The strategies are asked there what they propose on a real kernel.

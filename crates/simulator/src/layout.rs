@@ -37,7 +37,7 @@ pub struct Chip {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
-    /// Name, as in `homeostat simulate --list`.
+    /// Name, as in `homeostat-lab --list`.
     pub name: String,
     /// Which constants hold.
     pub generation: Generation,

@@ -19,7 +19,6 @@ pub mod replay;
 pub mod report;
 pub mod restore;
 pub mod run;
-pub mod simulate;
 pub mod status;
 pub mod switch;
 pub mod top;

@@ -680,7 +680,7 @@ mod tests {
     #[test]
     fn the_worst_machine_is_named_first_with_how_to_see_it_again() {
         let report = report();
-        let again = "homeostat simulate --swarm --seed 3 --from 1 --machines 1 --hours 4 --rough";
+        let again = "homeostat-lab --swarm --seed 3 --from 1 --machines 1 --hours 4 --rough";
         for text in [report.text(), report.html()] {
             let (first, second) = (text.find(again), text.find("--from 0 "));
             assert!(first.is_some() && first < second, "{text}");

@@ -1,11 +1,10 @@
-//! `homeostat simulate`: the same mind on a simulated machine, hours in seconds.
+//! `homeostat-lab`: the engine of the daemon on a simulated machine, hours in seconds.
 //!
-//! Nothing of this machine is read or changed: the journal of a run lies in a temporary directory that goes with it.
+//! It reads and changes nothing of this machine. The journal of a run lies in a temporary directory that goes with it.
 
-use crate::Context;
-use crate::failure::{Failure, Kind};
-use crate::terminal::Terminal;
-use clap::{Args, ValueEnum};
+use clap::{Parser, ValueEnum};
+use homeostat_cli::failure::{Failure, Kind};
+use homeostat_cli::terminal::Terminal;
 use homeostat_laboratory::campaign;
 use homeostat_laboratory::published::{self, Published, PublishedError};
 use homeostat_laboratory::report;
@@ -16,6 +15,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,18 +27,26 @@ const DEFAULT_SCENARIO: &str = "p15";
 /// The same engine, strategies and journal as the daemon, on a simulated machine and in virtual time: hours pass in
 /// seconds. Prints what happened as the daemon's log would, and a table before and after. Nothing of this machine is
 /// changed.
-#[derive(Debug, Args)]
-#[command(after_help = "EXAMPLES
-  homeostat simulate                         two memory chases on two distant chips
-  homeostat simulate --list                  the scenarios that ship with the program
-  homeostat simulate p8 --plot               with curves in the terminal
-  homeostat simulate p15 --html p15.html     with curves on one page
-  homeostat simulate my.toml --seed 7 --hours 3
-  homeostat simulate --published --seeds 5   every published result, reproduced with five seeds
-  homeostat simulate --swarm                 a thousand random machines against the best placement
-  homeostat simulate --swarm --machines 50 --rough --html swarm.html
-  homeostat simulate --campaign              faults of every kind, invariants checked after each step")]
-pub struct Simulate {
+#[derive(Debug, Parser)]
+#[command(
+    name = "homeostat-lab",
+    version,
+    max_term_width = 110,
+    after_help = "EXAMPLES
+  homeostat-lab                        two memory chases on two distant chips
+  homeostat-lab --list                 the scenarios that ship with the program
+  homeostat-lab p8 --plot              with curves in the terminal
+  homeostat-lab p15 --html p15.html    with curves on one page
+  homeostat-lab my.toml --seed 7 --hours 3
+  homeostat-lab --published --seeds 5  every published result, reproduced with five seeds
+  homeostat-lab --swarm                a thousand random machines against the best placement
+  homeostat-lab --swarm --machines 50 --rough --html swarm.html
+  homeostat-lab --campaign             faults of every kind, invariants checked after each step"
+)]
+struct Arguments {
+    /// Print JSON with a stable schema instead of text.
+    #[arg(long)]
+    json: bool,
     /// A scenario by name, or a file; p15 when absent.
     #[arg(value_name = "NAME|FILE", conflicts_with_all = ["list", "published", "campaign", "swarm"])]
     scenario: Option<String>,
@@ -154,10 +162,8 @@ struct Swarm<'a> {
 /// Version of the JSON of this command.
 const SCHEMA: u32 = 1;
 
-impl From<ScenarioError> for Failure {
-    fn from(e: ScenarioError) -> Self {
-        Self::Report(Kind::Usage, e.to_string())
-    }
+fn unknown(e: ScenarioError) -> Failure {
+    Failure::Report(Kind::Usage, e.to_string())
 }
 
 fn failed(e: &RunError) -> Failure {
@@ -167,10 +173,16 @@ fn failed(e: &RunError) -> Failure {
     }
 }
 
-impl Simulate {
-    /// Runs it.
-    pub(crate) fn run(self, context: &Context) -> Result<(), Failure> {
-        let terminal = &context.terminal;
+fn main() -> ExitCode {
+    homeostat_cli::answer("homeostat-lab", |arguments: Arguments| {
+        let terminal = Terminal::detect("homeostat-lab", arguments.json);
+        let result = arguments.run(&terminal);
+        (terminal, result)
+    })
+}
+
+impl Arguments {
+    fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         if self.list {
             return list(terminal);
         }
@@ -199,7 +211,8 @@ impl Simulate {
 
     /// The scenario with what the command line changes.
     fn chosen(&self) -> Result<Scenario, Failure> {
-        let mut scenario = scenario::find(self.scenario.as_deref().unwrap_or(DEFAULT_SCENARIO))?;
+        let mut scenario =
+            scenario::find(self.scenario.as_deref().unwrap_or(DEFAULT_SCENARIO)).map_err(unknown)?;
         if let Some(seed) = self.seed {
             scenario.seed = seed;
         }
@@ -398,7 +411,7 @@ impl Simulate {
         });
         clear(live);
         let published = published.map_err(|e| match e {
-            PublishedError::Scenario(e) => e.into(),
+            PublishedError::Scenario(e) => unknown(e),
             PublishedError::Run { source, .. } => failed(&source),
             e @ PublishedError::BrokenOff => Failure::failed(e.to_string()),
         })?;
@@ -494,7 +507,8 @@ fn clear(live: bool) {
 }
 
 fn list(terminal: &Terminal) -> Result<(), Failure> {
-    let scenarios: Vec<Listed> = scenario::built_in()?
+    let scenarios: Vec<Listed> = scenario::built_in()
+        .map_err(unknown)?
         .into_iter()
         .map(|s| Listed {
             name: s.name,
@@ -508,7 +522,7 @@ fn list(terminal: &Terminal) -> Result<(), Failure> {
         scenarios,
     };
     terminal.show(&listing, |_| {
-        let mut out = String::from("Scenarios (homeostat simulate NAME)\n\n");
+        let mut out = String::from("Scenarios (homeostat-lab NAME)\n\n");
         for s in &listing.scenarios {
             out.push_str(&format!("  {:<14} {} ({} h)\n", s.name, s.title, s.hours));
         }

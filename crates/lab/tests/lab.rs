@@ -1,11 +1,10 @@
-//! `homeostat simulate` as a person runs it.
+//! `homeostat-lab` as a person runs it.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::process::{Command, Output, Stdio};
 
 fn simulate(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homeostat"))
-        .arg("simulate")
+    Command::new(env!("CARGO_BIN_EXE_homeostat-lab"))
         .args(arguments)
         .stdin(Stdio::null())
         .env("COLUMNS", "100")
@@ -89,6 +88,25 @@ fn json_has_every_run_with_its_curves() {
             .len(),
         12
     );
+}
+
+#[test]
+fn help_and_mistakes_are_those_of_this_program() {
+    let help = text(&simulate(&["--help"]).stdout);
+    assert!(
+        help.contains("EXAMPLES\n  homeostat-lab") && help.contains("--json"),
+        "{help}"
+    );
+    let wrong = simulate(&["nonesuch"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        text(&wrong.stderr).starts_with("homeostat-lab: "),
+        "{}",
+        text(&wrong.stderr)
+    );
+    let wrong = simulate(&["--nonesuch", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&wrong.stderr).unwrap();
+    assert_eq!(json["error"]["exit_code"], 2);
 }
 
 #[test]
