@@ -1,6 +1,7 @@
 //! Draws a [`Model`] into a buffer of cells. Pure: the same model, size and look give the same cells. All text that
 //! reaches a cell goes through [`Canvas::put`], which lets nothing through that a terminal obeys.
 
+use super::cells::{Cells, Rect};
 use super::model::{Model, Origin, PAGES, Page};
 use crate::render::text::{
     all_of, count, effect, first_of, hours_or_less, in_turns, lost_work, percent, plural, wrap,
@@ -9,9 +10,6 @@ use crate::render::{bytes, experiment_line, price};
 use homeostat_daemon::api::{Experiment, Status, StoryLine, TrialBlock, Workload};
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::printable;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier, Style};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Smaller than this nothing can be shown.
@@ -49,24 +47,23 @@ enum Tone {
 }
 
 impl Look {
-    fn style(self, tone: Tone) -> Style {
-        let plain = Style::default();
-        let tint = |color: Color| if self.color { plain.fg(color) } else { plain };
-        match tone {
-            Tone::Plain => plain,
-            Tone::Soft if self.color => plain.fg(Color::DarkGray),
-            Tone::Soft => plain.add_modifier(Modifier::DIM),
-            Tone::Strong => plain.add_modifier(Modifier::BOLD),
-            Tone::Good => tint(Color::Green),
-            Tone::Busy => tint(Color::Cyan),
-            Tone::Warn => tint(Color::Yellow),
-            Tone::Bad => tint(Color::Red).add_modifier(Modifier::BOLD),
-            Tone::Bar | Tone::Chosen => plain.add_modifier(Modifier::REVERSED),
+    /// Parameters of "select graphic rendition".
+    fn style(self, tone: Tone) -> &'static str {
+        match (tone, self.color) {
+            (Tone::Strong, _) | (Tone::Bad, false) => ";1",
+            (Tone::Bar | Tone::Chosen, _) => ";7",
+            (Tone::Soft, false) => ";2",
+            (Tone::Plain, _) | (_, false) => "",
+            (Tone::Soft, true) => ";90",
+            (Tone::Good, true) => ";32",
+            (Tone::Busy, true) => ";36",
+            (Tone::Warn, true) => ";33",
+            (Tone::Bad, true) => ";1;31",
         }
     }
 
     /// The sign, or what stands for it in ASCII.
-    fn sign(self, unicode: &'static str, ascii: &'static str) -> &'static str {
+    fn sign<T>(self, unicode: T, ascii: T) -> T {
         if self.unicode { unicode } else { ascii }
     }
 }
@@ -82,7 +79,7 @@ fn row(text: impl Into<String>, tone: Tone) -> Row {
 
 /// The part of the buffer that is drawn into.
 struct Canvas<'a> {
-    buffer: &'a mut Buffer,
+    buffer: &'a mut Cells,
     look: Look,
 }
 
@@ -117,15 +114,12 @@ impl Canvas<'_> {
             if used + width > keep {
                 break;
             }
-            let mut bytes = [0; 4];
-            self.buffer
-                .set_string(at, y, c.encode_utf8(&mut bytes) as &str, style);
+            self.buffer.set(at, y, c, style);
             at += width as u16;
             used += width;
         }
         if !fits {
-            self.buffer
-                .set_string(at, y, self.look.sign("\u{2026}", "~"), style);
+            self.buffer.set(at, y, self.look.sign('\u{2026}', '~'), style);
             at += 1;
         }
         at
@@ -146,13 +140,14 @@ impl Canvas<'_> {
     }
 
     fn fill(&mut self, area: Rect, y: u16, tone: Tone) {
-        let blank = " ".repeat(usize::from(area.width));
-        self.buffer.set_string(area.x, y, blank, self.look.style(tone));
+        for x in area.x..area.right() {
+            self.buffer.set(x, y, ' ', self.look.style(tone));
+        }
     }
 }
 
 /// Draws everything. Returns how many lines of the page are seen, and how far it can be scrolled.
-pub fn draw(model: &Model, buffer: &mut Buffer, look: Look) -> (usize, usize) {
+pub fn draw(model: &Model, buffer: &mut Cells, look: Look) -> (usize, usize) {
     let area = buffer.area;
     let mut canvas = Canvas { buffer, look };
     if area.width < WIDTH_MIN || area.height < HEIGHT_MIN {

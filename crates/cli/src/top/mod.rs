@@ -4,19 +4,19 @@
 //! where the moments come from. The screen is drawn only when something changed, in one piece, and the terminal is put
 //! back on every way out: the end, a failure, a signal, a panic.
 
+mod cells;
 pub mod draw;
 pub mod model;
 mod screen;
 
 use crate::failure::Failure;
+use cells::Cells;
 use draw::Look;
 use homeostat_daemon::api::{Status, StoryLine};
 use homeostat_daemon::client::{Client, ClientError};
 use homeostat_daemon::recordings;
 use model::{Model, Origin, Wish};
-use ratatui::backend::Backend;
-use ratatui::terminal::Terminal;
-use screen::Paint;
+use screen::Screen;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,7 +115,7 @@ fn look_at(
 
 /// The terminal, taken; given back when this goes.
 struct Taken {
-    screen: Terminal<Paint<std::io::Stdout>>,
+    screen: Screen<std::io::Stdout>,
 }
 
 impl Taken {
@@ -125,19 +125,14 @@ impl Taken {
             screen::give_back();
             hook(info);
         }));
-        let taken = screen::take().and_then(|()| Terminal::new(Paint::new()));
+        let taken = screen::take();
         if taken.is_err() {
             screen::give_back();
         }
-        Ok(Self { screen: taken? })
-    }
-
-    fn draw(&mut self, model: &mut Model, look: Look) -> std::io::Result<()> {
-        self.screen.draw(|frame| {
-            let (seen, scroll_max) = draw::draw(model, frame.buffer_mut(), look);
-            model.drawn(seen, scroll_max);
-        })?;
-        Ok(())
+        taken?;
+        Ok(Self {
+            screen: Screen::onto(std::io::stdout()),
+        })
     }
 }
 
@@ -164,11 +159,14 @@ fn show(mut model: Model, mut news: Option<Receiver<News>>, look: Look) -> Resul
     let mut size = None;
     let mut changed = true;
     while !ended.load(Ordering::Relaxed) && !model.quit() {
-        let now = Some(taken.screen.backend().size().map_err(trouble)?);
+        let now = Some(screen::size().map_err(trouble)?);
         changed |= now != size;
         size = now;
-        if changed {
-            taken.draw(&mut model, look).map_err(trouble)?;
+        if let (true, Some((width, height))) = (changed, now) {
+            let mut picture = Cells::blank(width, height);
+            let (seen, scroll_max) = draw::draw(&model, &mut picture, look);
+            model.drawn(seen, scroll_max);
+            taken.screen.show(picture).map_err(trouble)?;
         }
         changed = false;
         let Some(wishes) = screen::keys(LOOK_EVERY).map_err(trouble)? else {
@@ -176,7 +174,7 @@ fn show(mut model: Model, mut news: Option<Receiver<News>>, look: Look) -> Resul
         };
         for wish in wishes {
             if wish == Wish::Repaint {
-                taken.screen.clear().map_err(trouble)?;
+                taken.screen.clear();
             }
             model.wish(wish);
             changed = true;

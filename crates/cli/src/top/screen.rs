@@ -4,17 +4,15 @@
 //! a few more; they are written out here, so that nothing else can reach the terminal. A picture is collected and written
 //! at once, between the marks of a synchronised update; terminals that do not know them take no notice.
 
+use super::cells::{Cells, Rect};
 use super::model::{PAGES, Wish};
-use ratatui::backend::{Backend, ClearType, WindowSize};
-use ratatui::buffer::Cell;
-use ratatui::layout::{Position, Size};
-use ratatui::style::{Color, Modifier};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Mutex;
 use std::time::Duration;
+use unicode_width::UnicodeWidthChar;
 
 /// The other screen, without a cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[0m\x1b[2J";
@@ -25,10 +23,7 @@ const BEGIN: &str = "\x1b[?2026h";
 /// It is complete.
 const END: &str = "\x1b[?2026l";
 /// Size of a terminal that does not say.
-const SIZE: Size = Size {
-    width: 80,
-    height: 24,
-};
+const SIZE: (u16, u16) = (80, 24);
 
 /// How the terminal was before it was taken. There is one terminal, and whoever ends the program has to find it.
 static FOUND: Mutex<Option<Termios>> = Mutex::new(None);
@@ -61,135 +56,73 @@ fn say(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Columns and lines of the terminal.
+pub(super) fn size() -> io::Result<(u16, u16)> {
+    let size = tcgetwinsize(io::stdout())?;
+    Ok(match (size.ws_col, size.ws_row) {
+        (0, _) | (_, 0) => SIZE,
+        known => known,
+    })
+}
+
 /// Turns cells into escape sequences.
-pub(super) struct Paint<W> {
+pub(super) struct Screen<W> {
     out: W,
-    picture: String,
-    at: Option<Position>,
-    style: (Color, Modifier),
-    /// Whether the size is that of a terminal; tests have none.
-    size: Option<Size>,
+    shown: Cells,
+    /// What is to be written.
+    text: String,
+    /// Where the cursor stands, if that is known.
+    at: Option<(u16, u16)>,
+    style: &'static str,
 }
 
-impl Paint<io::Stdout> {
-    /// Onto standard output.
-    pub(super) fn new() -> Self {
-        Self::onto(io::stdout(), None)
-    }
-}
-
-impl<W: Write> Paint<W> {
-    fn onto(out: W, size: Option<Size>) -> Self {
+impl<W: Write> Screen<W> {
+    /// A screen that is blank.
+    pub(super) fn onto(out: W) -> Self {
         Self {
             out,
-            picture: String::new(),
+            shown: Cells::blank(0, 0),
+            text: String::new(),
             at: None,
-            style: (Color::Reset, Modifier::empty()),
-            size,
+            style: "",
         }
     }
 
-    fn paint(&mut self, style: (Color, Modifier)) {
-        if style == self.style {
-            return;
-        }
-        self.style = style;
-        self.picture.push_str("\x1b[0");
-        for (modifier, code) in [
-            (Modifier::BOLD, ";1"),
-            (Modifier::DIM, ";2"),
-            (Modifier::REVERSED, ";7"),
-        ] {
-            if style.1.contains(modifier) {
-                self.picture.push_str(code);
-            }
-        }
-        self.picture.push_str(match style.0 {
-            Color::Red => ";31",
-            Color::Green => ";32",
-            Color::Yellow => ";33",
-            Color::Cyan => ";36",
-            Color::DarkGray => ";90",
-            // No other is used here.
-            _ => "",
-        });
-        self.picture.push('m');
+    /// Blanks it, so that the next picture is written as a whole.
+    pub(super) fn clear(&mut self) {
+        self.text.push_str("\x1b[0m\x1b[2J");
+        self.shown = Cells::blank(self.shown.area.width, self.shown.area.height);
+        (self.at, self.style) = (None, "");
     }
-}
 
-impl<W: Write> Backend for Paint<W> {
-    type Error = io::Error;
-
-    fn draw<'a, I>(&mut self, content: I) -> io::Result<()>
-    where
-        I: Iterator<Item = (u16, u16, &'a Cell)>,
-    {
-        for (x, y, cell) in content {
-            if self.at != Some(Position { x, y }) {
-                let _ = write!(self.picture, "\x1b[{};{}H", y + 1, x + 1);
+    /// Writes what differs from the picture before, in one piece.
+    pub(super) fn show(&mut self, picture: Cells) -> io::Result<()> {
+        let Rect { width, height, .. } = picture.area;
+        if self.shown.area != picture.area {
+            if self.shown.area.width > 0 {
+                self.clear();
             }
-            self.paint((cell.fg, cell.modifier));
-            self.picture.push_str(cell.symbol());
+            self.shown = Cells::blank(width, height);
+        }
+        for (x, y, cell) in picture.changes(&self.shown) {
+            if self.at != Some((x, y)) {
+                let _ = write!(self.text, "\x1b[{};{}H", y + 1, x + 1);
+            }
+            if cell.style != self.style {
+                self.style = cell.style;
+                let _ = write!(self.text, "\x1b[0{}m", cell.style);
+            }
+            self.text.push(cell.symbol);
             // A cell of two columns moves the cursor by two: then the place is told again.
-            let narrow =
-                cell.symbol().is_ascii() || unicode_width::UnicodeWidthStr::width(cell.symbol()) == 1;
-            self.at = narrow.then_some(Position { x: x + 1, y });
+            self.at = (cell.symbol.width() == Some(1)).then_some((x + 1, y));
         }
-        Ok(())
-    }
-
-    fn hide_cursor(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn show_cursor(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn get_cursor_position(&mut self) -> io::Result<Position> {
-        Ok(self.at.unwrap_or_default())
-    }
-
-    fn set_cursor_position<P: Into<Position>>(&mut self, _position: P) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn clear(&mut self) -> io::Result<()> {
-        self.picture.push_str("\x1b[0m\x1b[2J");
-        self.style = (Color::Reset, Modifier::empty());
-        self.at = None;
-        Ok(())
-    }
-
-    fn clear_region(&mut self, _region: ClearType) -> io::Result<()> {
-        self.clear()
-    }
-
-    fn size(&self) -> io::Result<Size> {
-        if let Some(size) = self.size {
-            return Ok(size);
-        }
-        let size = tcgetwinsize(io::stdout())?;
-        Ok(match (size.ws_col, size.ws_row) {
-            (0, _) | (_, 0) => SIZE,
-            (width, height) => Size { width, height },
-        })
-    }
-
-    fn window_size(&mut self) -> io::Result<WindowSize> {
-        Ok(WindowSize {
-            columns_rows: self.size()?,
-            pixels: Size::default(),
-        })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.picture.is_empty() {
+        self.shown = picture;
+        if self.text.is_empty() {
             return Ok(());
         }
-        let picture = format!("{BEGIN}{}{END}", self.picture);
-        self.picture.clear();
-        self.out.write_all(picture.as_bytes())?;
+        let text = format!("{BEGIN}{}{END}", self.text);
+        self.text.clear();
+        self.out.write_all(text.as_bytes())?;
         self.out.flush()
     }
 }
@@ -284,8 +217,6 @@ fn plain(byte: u8) -> Option<Wish> {
 mod tests {
     use super::*;
     use crate::top::model::Page;
-    use ratatui::style::Style;
-    use ratatui::terminal::Terminal;
 
     #[test]
     fn keys_mean_what_the_help_says() {
@@ -334,46 +265,33 @@ mod tests {
     }
 
     /// What is written for one picture after another.
-    fn written(pictures: &[&[(u16, &str, Style)]]) -> Vec<String> {
-        #[derive(Clone, Default)]
-        struct Shared(std::sync::Arc<Mutex<Vec<u8>>>);
-        impl Write for Shared {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.lock().expect("no thread died").extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let out = Shared::default();
-        let paint = Paint::onto(out.clone(), Some(Size { width: 20, height: 3 }));
-        let mut terminal = Terminal::new(paint).expect("a terminal of bytes");
+    fn written(pictures: &[&[(u16, &str, &'static str)]]) -> Vec<String> {
+        let mut screen = Screen::onto(Vec::new());
         pictures
             .iter()
             .map(|lines| {
-                terminal
-                    .draw(|frame| {
-                        for (y, text, style) in *lines {
-                            frame.buffer_mut().set_string(0, *y, text, *style);
-                        }
-                    })
-                    .expect("it draws");
-                let bytes = std::mem::take(&mut *out.0.lock().expect("no thread died"));
-                String::from_utf8(bytes).expect("text")
+                let mut picture = Cells::blank(20, 3);
+                for (y, text, style) in *lines {
+                    let mut x = 0;
+                    for c in text.chars() {
+                        picture.set(x, *y, c, style);
+                        x += c.width().expect("a width") as u16;
+                    }
+                }
+                screen.show(picture).expect("it writes");
+                String::from_utf8(std::mem::take(&mut screen.out)).expect("text")
             })
             .collect()
     }
 
     #[test]
     fn only_what_changed_is_written_in_one_piece() {
-        let plain = Style::default();
-        let red = Style::default().fg(Color::Red);
         let pictures = written(&[
-            &[(0, "one", plain), (1, "two", red)],
-            &[(0, "one", plain), (1, "two", red)],
-            &[(0, "one", plain), (1, "twx", red)],
-            &[(0, "\u{6f22}\u{5b57}x", plain)],
+            &[(0, "one", ""), (1, "two", ";31")],
+            &[(0, "one", ""), (1, "two", ";31")],
+            &[(0, "one", ""), (1, "twx", ";31")],
+            &[(0, "\u{6f22}\u{5b57}x", "")],
+            &[(0, "a\u{5b57}x", "")],
         ]);
         assert_eq!(
             pictures[0],
@@ -382,5 +300,29 @@ mod tests {
         assert_eq!(pictures[1], "", "nothing changed, nothing is written");
         assert_eq!(pictures[2], "\x1b[?2026h\x1b[2;3Hx\x1b[?2026l");
         assert!(pictures[3].contains("\x1b[1;3H\u{5b57}"), "{:?}", pictures[3]);
+        // The second half of a wide character that went, and what moved by a column.
+        assert_eq!(pictures[4], "\x1b[?2026h\x1b[1;1Ha\u{5b57}\x1b[1;4Hx \x1b[?2026l");
+    }
+
+    #[test]
+    fn another_size_or_a_wish_writes_the_whole_picture_again() {
+        let mut screen = Screen::onto(Vec::new());
+        let picture = |width| {
+            let mut picture = Cells::blank(width, 1);
+            picture.set(0, 0, 'a', "");
+            // What does not fit is left out.
+            picture.set(width - 1, 0, '\u{5b57}', "");
+            picture.set(0, 1, 'b', "");
+            picture
+        };
+        for (width, begins) in [(3, ""), (4, "\x1b[0m\x1b[2J")] {
+            screen.show(picture(width)).expect("it writes");
+            let wanted = format!("{BEGIN}{begins}\x1b[1;1Ha{END}");
+            assert_eq!(String::from_utf8_lossy(&screen.out), wanted);
+            screen.out.clear();
+        }
+        screen.clear();
+        screen.show(picture(4)).expect("it writes");
+        assert!(String::from_utf8_lossy(&screen.out).contains("\x1b[2J\x1b[1;1Ha"));
     }
 }

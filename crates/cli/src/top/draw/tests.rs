@@ -1,10 +1,9 @@
 use super::*;
+use crate::top::cells::Cell;
 use crate::top::model::Wish;
 use homeostat_daemon::api::{
     Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Switch, Workload,
 };
-use ratatui::backend::TestBackend;
-use ratatui::terminal::Terminal;
 
 const LOOK: Look = Look {
     color: true,
@@ -201,19 +200,20 @@ fn model(name: &str) -> Model {
     model
 }
 
-/// The screen as lines, by the terminal of the tests.
+fn cells(model: &mut Model, size: (u16, u16), look: Look) -> Cells {
+    let mut cells = Cells::blank(size.0, size.1);
+    let (seen, most) = draw(model, &mut cells, look);
+    model.drawn(seen, most);
+    cells
+}
+
+/// The screen as lines.
 fn screen(model: &mut Model, size: (u16, u16), look: Look) -> Vec<String> {
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal of cells");
-    terminal
-        .draw(|frame| {
-            let (seen, most) = draw(model, frame.buffer_mut(), look);
-            model.drawn(seen, most);
-        })
-        .expect("it draws");
-    let buffer = terminal.backend().buffer();
-    (0..size.1)
-        .map(|y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>())
-        .collect()
+    let mut lines = vec![String::new(); usize::from(size.1)];
+    for (_, y, cell) in cells(model, size, look).characters() {
+        lines[usize::from(y)].push(cell.symbol);
+    }
+    lines
 }
 
 fn text(model: &mut Model, size: (u16, u16), look: Look) -> String {
@@ -289,20 +289,12 @@ fn every_page_is_drawn_at_every_size_with_and_without_colour() {
 
 #[test]
 fn without_colour_no_cell_has_one() {
-    let mut model = model("latency[77]");
-    let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal of cells");
-    let look = Look {
-        color: false,
-        unicode: true,
-    };
-    terminal
-        .draw(|frame| {
-            draw(&model, frame.buffer_mut(), look);
-        })
-        .expect("it draws");
-    model.drawn(1, 0);
-    for cell in terminal.backend().buffer().content() {
-        assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset));
+    for color in [false, true] {
+        let look = Look { color, ..LOOK };
+        let colored = cells(&mut model("latency[77]"), (80, 24), look)
+            .characters()
+            .any(|(_, _, cell)| cell.style.contains(['3', '9']));
+        assert_eq!(colored, color);
     }
 }
 
@@ -314,18 +306,9 @@ fn nothing_that_a_terminal_obeys_reaches_a_cell() {
             let mut model = model(hostile);
             model.tell(vec![line(2000, hostile, hostile)]);
             model.wish(Wish::Go(page));
-            let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal of cells");
-            terminal
-                .draw(|frame| {
-                    draw(&model, frame.buffer_mut(), LOOK);
-                })
-                .expect("it draws");
-            model.drawn(1, 0);
-            for cell in terminal.backend().buffer().content() {
-                for c in cell.symbol().chars() {
-                    assert!(!c.is_control() && c != '\u{202e}' && c != '\u{9b}', "{c:?}");
-                    assert!(c.width().unwrap_or(0) > 0, "{c:?} hangs on to its neighbour");
-                }
+            for (_, _, Cell { symbol: c, .. }) in cells(&mut model, size, LOOK).characters() {
+                assert!(!c.is_control() && c != '\u{202e}' && c != '\u{9b}', "{c:?}");
+                assert!(c.width().unwrap_or(0) > 0, "{c:?} hangs on to its neighbour");
             }
         }
     }
