@@ -1,7 +1,8 @@
 //! One parser, named by `HOMEOSTAT_FUZZ`, with whatever libFuzzer thinks of.
 #![no_main]
 
-use homeostat_linux::parsers::{self, Parser};
+use homeostat_linux::parsers;
+use homeostat_linux::parsers::Parser;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 

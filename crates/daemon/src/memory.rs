@@ -3,12 +3,14 @@
 //! without a daemon (but for what one has seen to grow). The same rules as in [`crate::api`] hold.
 
 use crate::api::{self, SCHEMA};
-use homeostat_linux::sensors::group_memory::{self, GroupCounts, GroupMemory};
-use homeostat_linux::sensors::grouping::is_own_group;
-use homeostat_linux::sensors::{files, paging, topology};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_kernel::{Root, files};
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+use homeostat_sensors::group_memory::{GroupCounts, GroupMemory};
+use homeostat_sensors::grouping::is_own_group;
+use homeostat_sensors::{group_memory, paging, topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -293,7 +295,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     let after = groups(&root, &snapshot);
     let seconds = snapshot.interval.as_secs_f64();
     let used = paging::read_use(&root).ok_or_else(|| files::is_missing(&root.path("/proc/meminfo")))?;
-    let has_pressure = homeostat_linux::sensors::pressure::read(&root, "memory").is_some();
+    let has_pressure = homeostat_sensors::pressure::read(&root, "memory").is_some();
     let share = |time: Nanoseconds| {
         (has_pressure && seconds > 0.0).then(|| (time.as_secs_f64() / seconds).clamp(0.0, 1.0))
     };
@@ -683,7 +685,7 @@ fn judge_machine(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homeostat_linux::sensors::group_memory::Full;
+    use homeostat_sensors::group_memory::Full;
 
     fn quiet() -> Rates {
         rates(&Paging::default(), 1.0)

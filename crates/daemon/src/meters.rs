@@ -4,15 +4,19 @@
 
 use crate::api::{Effect, Found, SCHEMA, find_named};
 use homeostat_engine::{JudgedMeter, MeterInterval, Placebo, Policy, Unknown, judge_meters};
-pub use homeostat_linux::meters::PointsWish;
-use homeostat_linux::meters::{ConfiguredMeter, MeterSettings, SpanBlocks, known_meters};
-pub use homeostat_linux::meters::{Mended, end, mend, write_breakpoints_down_in};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_linux::LinuxPlatform;
+pub use homeostat_meters::PointsWish;
+use homeostat_meters::{ConfiguredMeter, MeterSettings, SpanBlocks};
 use homeostat_model::{
     MachineSample, MeterCandidate, MeterClass, MeterId, Nanoseconds, Snapshot, Workload, WorkloadId,
     WorkloadSample,
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+pub use homeostat_probes::end;
+use homeostat_probes::known::known_meters;
+pub use homeostat_probes::owed::{Mended, mend, write_breakpoints_down_in};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,14 +3,16 @@
 //! [`crate::api`] hold.
 
 use crate::api::{Named, SCHEMA};
-use homeostat_linux::sensors::locality::nodes::{HostBalancing, NodeActivity, NodeWatch};
-use homeostat_linux::sensors::topology;
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::units::ranges;
 use homeostat_model::{
     self as model, CpuId, LlcId, Machine, Nanoseconds, NodeId, Places, Workload, WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+use homeostat_sensors::locality::nodes::{HostBalancing, NodeActivity, NodeWatch};
+use homeostat_sensors::topology;
 use homeostat_store::journal;
 use homeostat_strategies::{PlacementScore, Scored, placement_scores};
 use serde::{Deserialize, Serialize};

@@ -2,11 +2,10 @@
 
 use crate::settings::Service;
 use homeostat_engine::view::BudgetView;
-use homeostat_linux::Root;
-use homeostat_linux::sensors::files::Kept;
-use homeostat_linux::sensors::processes::{parse_stat, parse_wait};
-use homeostat_linux::sys::residence;
+use homeostat_kernel::files::Kept;
+use homeostat_kernel::{Root, residence};
 use homeostat_model::Bytes;
+use homeostat_sensors::processes::{parse_stat, parse_wait};
 use rustix::mm::MlockAllFlags;
 
 /// Score of the out-of-memory killer: −500 of −1000..1000 halves our badness; we hold the undo of every change.

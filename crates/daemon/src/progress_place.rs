@@ -3,7 +3,7 @@
 //!
 //! In the service's sandbox a mount would stay inside; there the unit makes it before the daemon starts.
 
-use homeostat_linux::meters::MeterSettings;
+use homeostat_meters::MeterSettings;
 use rustix::mount::{MountFlags, mount};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

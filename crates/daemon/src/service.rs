@@ -17,10 +17,10 @@ use crate::watch::Book;
 use homeostat_engine::view::KeptSmallView;
 use homeostat_engine::{OperatorRequest, Stage, Story, View};
 use homeostat_linux::LinuxPlatform;
-use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{ActionId, Machine, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{Runtime, Turn};
+use homeostat_sensors::settings::watch::ForeignWrite;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -429,7 +429,7 @@ impl Service<'_> {
         waits.tell(&mut view.budget);
         view.budget.kept_small = self.driven.kept_small();
         self.manager.tell_state(&view);
-        let not_read = homeostat_linux::helper::refused();
+        let not_read = homeostat_helper::refused();
         self.board
             .set_notes([self.notes.as_slice(), not_read.as_slice()].concat());
         self.board.publish(view);

@@ -14,7 +14,7 @@ use crate::api::near_names;
 use crate::control::{GROUP_REMEDY, group_id};
 use crate::metrics;
 pub use homeostat_engine::Policy;
-pub use homeostat_linux::meters::MeterSettings;
+pub use homeostat_meters::MeterSettings;
 use homeostat_store::trust;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -6,23 +6,22 @@
 
 use crate::api::SCHEMA;
 use crate::watch;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::{MonotonicClock, Root};
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
 use homeostat_model::action::Target;
 use homeostat_model::setting::{is_one_setting, other_of_pair};
 use homeostat_model::{Action, ActionId, ExperimentKind, ExperimentRecord, Nanoseconds};
 use homeostat_platform::Clock;
-use homeostat_runtime::by_hand;
 pub use homeostat_runtime::by_hand::ByHandError;
-use homeostat_runtime::{RecoveryReport, restore_within};
+use homeostat_runtime::{RecoveryReport, by_hand, restore_within};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
 use homeostat_store::journal::{self, Owed, OwedState};
 use homeostat_store::{History, Journal, JournalError, JournalOptions};
 use homeostat_tunables::catalogue::CatalogueError;
 use homeostat_tunables::configured::{pattern, sysctl_path};
 use homeostat_tunables::reading::Reading;
-use homeostat_tunables::settings::Said;
-use homeostat_tunables::settings::{Host, Known, Own, Setting, Watched};
+use homeostat_tunables::settings::{Host, Known, Own, Said, Setting, Watched};
 use homeostat_tunables::snapshot::{self, Snapshot};
 use homeostat_tunables::{Applies, Catalogue, Facts, Found, Kind, Origin, Tree, stale};
 use serde::{Deserialize, Serialize};

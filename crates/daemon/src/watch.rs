@@ -4,9 +4,10 @@
 //! A foreign write wins: what homeostat did with that setting is withdrawn, and it is told once.
 
 use crate::service::Message;
-use homeostat_linux::Root;
-use homeostat_linux::settings::watch::{self, ForeignWrite, Stopper, Watch};
+use homeostat_kernel::Root;
 use homeostat_model::Nanoseconds;
+use homeostat_sensors::settings::watch;
+use homeostat_sensors::settings::watch::{ForeignWrite, Stopper, Watch};
 use homeostat_tunables::Catalogue;
 use homeostat_tunables::settings::{Change, Watched};
 use std::collections::BTreeMap;

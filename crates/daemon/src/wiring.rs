@@ -8,21 +8,21 @@ use crate::log::Log;
 use crate::machine_lock::{self, MachineLockError, Sole, while_dying};
 use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
-use crate::process;
-use crate::progress_place;
 use crate::report::{Diagnosis, Past, StrategyState, Witness, WitnessError};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use crate::switch::{self, Standing};
 use crate::watch::{Book, WatchThread};
-use homeostat_engine::Strategy;
-use homeostat_engine::{Mode, View};
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::effectors::fetcher::Launch;
-use homeostat_linux::meters::{self, Mended};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use crate::{process, progress_place};
+use homeostat_effectors::Registry;
+use homeostat_effectors::fetcher::Launch;
+use homeostat_engine::{Mode, Strategy, View};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{ActionId, Bytes, CapabilityState, ExperimentId, Machine, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, PlatformError, Sensors};
+use homeostat_probes::owed::Mended;
 use homeostat_runtime::{Recorder, RecordingError, RecoveryReport, Runtime, StartError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE};
 use homeostat_store::switch::SwitchError;
@@ -129,7 +129,7 @@ fn fetcher() -> Launch {
 /// # Errors
 /// The daemon did not start it.
 pub fn fetch() -> std::io::Result<()> {
-    homeostat_linux::effectors::fetcher::serve()
+    homeostat_effectors::fetcher::serve()
 }
 
 /// Probes the machine, or the one whose files lie below `root`, and asks each strategy whether it can work there.
@@ -228,7 +228,7 @@ pub fn run_recorded(
     record: Option<(&Path, Bytes)>,
 ) -> Result<Ended, RunError> {
     // While there is one thread, and nothing is locked yet.
-    homeostat_linux::helper::start();
+    homeostat_meters::service::start();
     let loaded = settings::load_for_daemon(sources)?;
     let mut settings = loaded.settings.clone();
     if !loaded.seed_given {
@@ -319,8 +319,10 @@ pub fn run_recorded(
     notes.extend(recovery_notes(&by_hand.report));
     notes.extend(by_hand.complaints);
     // Before anything is counted.
-    meters::write_breakpoints_down_in(&settings.paths.state_directory);
-    notes.extend(breakpoint_notes(&meters::mend(&settings.paths.state_directory)));
+    homeostat_probes::write_breakpoints_down_in(&settings.paths.state_directory);
+    notes.extend(breakpoint_notes(&homeostat_probes::mend(
+        &settings.paths.state_directory,
+    )));
     // After recovery, so that what it put back is nobody's change.
     let (watch, limits) = crate::watch::begin();
     notes.extend(limits);
@@ -367,7 +369,7 @@ pub fn run_recorded(
     }
     .run();
     // What is counted with goes with the runtime; nothing comes any more meanwhile.
-    meters::begin_to_end();
+    homeostat_probes::begin_to_end();
     drop(watching);
     drop(metrics);
     drop(server);
@@ -411,7 +413,7 @@ pub fn restore(
         }
     }
     // First: it needs nothing of what follows, also where the journal cannot be opened.
-    let breakpoints = meters::mend(state_directory);
+    let breakpoints = homeostat_probes::mend(state_directory);
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(RestoreError::Boot)?
         .trim()
@@ -604,7 +606,7 @@ pub fn rehearse_recorded(
     settings.policy.mode = Mode::AdviseOnly;
     if root.is_none() {
         // What it counts with is not only rehearsed.
-        meters::write_breakpoints_down_in(&settings.paths.state_directory);
+        homeostat_probes::write_breakpoints_down_in(&settings.paths.state_directory);
     } else {
         settings.meters.breakpoints = false;
     }

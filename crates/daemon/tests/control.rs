@@ -14,13 +14,13 @@ use homeostat_daemon::settings::{LogFormat, Settings, Sources};
 use homeostat_daemon::switch::Standing;
 use homeostat_engine::view::{BudgetView, ChangeView, ExperimentView, Stage, View, WorkloadView};
 use homeostat_engine::{Mode, OperatorRequest, Story};
-use homeostat_linux::settings::watch::ForeignWrite;
 use homeostat_model::{
     ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, ExperimentId, ExperimentKind,
     Machine, Nanoseconds, WorkloadKind,
 };
 use homeostat_platform::Clock;
 use homeostat_runtime::Turn;
+use homeostat_sensors::settings::watch::ForeignWrite;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

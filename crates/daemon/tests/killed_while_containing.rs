@@ -13,9 +13,9 @@
 )]
 
 use homeostat_daemon::wiring;
-use homeostat_linux::Root;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::sys::cache::residency;
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::cache::residency;
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{Action, Bytes, Direction, ProcessId};
 use homeostat_platform::Effectors;

@@ -12,8 +12,8 @@
     reason = "a measurement: it ends with the fault it meets"
 )]
 
-use homeostat_linux::sys::perf::{Encoding, Group, Scope};
-use homeostat_linux::sys::probe::process_cpu_time;
+use homeostat_kernel::perf::{Encoding, Group, Scope};
+use homeostat_kernel::probe::process_cpu_time;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -11,10 +11,11 @@
 #![expect(unsafe_code, reason = "maps memory by hand")]
 #![expect(clippy::unwrap_used, reason = "a measurement, not a shipped path")]
 
-use homeostat_linux::Root;
-use homeostat_linux::sensors::locality::memory::{self, Reading, Resident};
-use homeostat_linux::sensors::processes::parse_stat;
+use homeostat_kernel::Root;
 use homeostat_model::{Bytes, NodeId, ProcessId};
+use homeostat_sensors::locality::memory;
+use homeostat_sensors::locality::memory::{Reading, Resident};
+use homeostat_sensors::processes::parse_stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

@@ -4,8 +4,8 @@
 //! Looks at so many MiB of touched memory of its own (default 1024) and places so many idle threads of its own (default
 //! 1000) on the first CPU and back. Prints one line for each: CPU time, the median and the range of five rounds.
 
-use homeostat_linux::sys::memory::{BASE_PAGE, PIECE, Pagemap};
-use homeostat_linux::sys::numa::{CpuMask, NumaError, PageCall, affinity, set_affinity};
+use homeostat_kernel::memory::{BASE_PAGE, PIECE, Pagemap};
+use homeostat_kernel::numa::{CpuMask, NumaError, PageCall, affinity, set_affinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use std::time::Duration;

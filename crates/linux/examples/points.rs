@@ -3,9 +3,9 @@
 //! `cargo run -p homeostat-linux --example points -- PID [--observation]`
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
-use homeostat_linux::Root;
-use homeostat_linux::meters::find_points;
+use homeostat_kernel::Root;
 use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind};
+use homeostat_probes::discovery::find_points;
 
 fn start_ticks(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -5,8 +5,9 @@
 //! open, without another search for points) or `quit`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
-use homeostat_linux::meters::{MeterSettings, PointsWish};
-use homeostat_linux::{LinuxPlatform, Root};
+use homeostat_kernel::Root;
+use homeostat_linux::LinuxPlatform;
+use homeostat_meters::{MeterSettings, PointsWish};
 use homeostat_model::{MeterId, WorkloadId};
 use homeostat_platform::{SampleRequest, Sensors};
 use std::io::BufRead;

@@ -4,8 +4,8 @@
 //! process, the value it has and one more in turn, and puts it back.
 #![expect(clippy::unwrap_used, reason = "a measurement that fails says so")]
 
-use homeostat_linux::Root;
-use homeostat_linux::settings::watch::{Stopper, Watch};
+use homeostat_kernel::Root;
+use homeostat_sensors::settings::watch::{Stopper, Watch};
 use homeostat_tunables::Catalogue;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

@@ -12,10 +12,10 @@
     reason = "a measurement: it ends with the fault it meets"
 )]
 
-use homeostat_linux::Root;
-use homeostat_linux::meters::Spans;
-use homeostat_linux::sensors::processes::parse_stat;
+use homeostat_kernel::Root;
+use homeostat_meters::Spans;
 use homeostat_model::{Fingerprint, OperatorChoice, ProcessId, Workload, WorkloadKind};
+use homeostat_sensors::processes::parse_stat;
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};

@@ -4,20 +4,21 @@
 //! change nothing outside this process: conversion and its undo are tried on two MiB of our own memory. On a captured
 //! machine only what files tell is known; everything that needs a system call is missing there.
 
-use crate::effectors;
-use crate::effectors::prefetch::control::{self, Obstacle};
-use crate::root::{Root, open_in};
-use crate::sensors::bytes::{chosen, hexadecimal, lines, words};
-use crate::sensors::counters::others::{self, Profiler, watchdog};
-use crate::sensors::counters::{Ability, links};
-use crate::sensors::regions::gives_large_pages_to_all;
-use crate::sensors::{files, memory_settings, pressure, topology};
-use crate::sys::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
-use crate::sys::numa::{self, CpuMask, NumaError, PageCall, PageStatus};
-use crate::sys::perf::OpenError;
-use crate::sys::{cache, memory, probe};
+use homeostat_effectors;
+use homeostat_effectors::prefetch::control;
+use homeostat_effectors::prefetch::control::Obstacle;
+use homeostat_kernel::bytes::{chosen, lines, words};
+use homeostat_kernel::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
+use homeostat_kernel::numa::{CpuMask, NumaError, PageCall, PageStatus};
+use homeostat_kernel::perf::OpenError;
+use homeostat_kernel::root::{Root, open_in};
+use homeostat_kernel::{cache, files, memory, numa, probe};
 use homeostat_model::units::ranges;
 use homeostat_model::{Capability, CapabilityId, CapabilityState, Machine};
+use homeostat_sensors::counters::others::{Profiler, watchdog};
+use homeostat_sensors::counters::{Ability, links, others};
+use homeostat_sensors::regions::gives_large_pages_to_all;
+use homeostat_sensors::{memory_settings, pressure, topology};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -25,13 +26,13 @@ use std::time::Instant;
 
 /// `CAP_*` numbers of `include/uapi/linux/capability.h`.
 const CAP_IPC_LOCK: u32 = 14;
-pub(crate) const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_NICE: u32 = 23;
 /// Since Linux 5.8; before, CAP_SYS_ADMIN.
 const CAP_PERFMON: u32 = 38;
 
 use CapabilityState::{Available, Limited, Missing};
+use homeostat_kernel::privileges::{CAP_SYS_PTRACE, may};
 
 /// What one probe saw.
 #[derive(Clone)]
@@ -631,7 +632,7 @@ impl List {
             "placement.threads.grouped",
             "a program that fills more than a board keeps all CPUs",
             if threads.state == Available {
-                Seen::new(Missing, effectors::GROUPED_WHY_NOT, "")
+                Seen::new(Missing, homeostat_effectors::GROUPED_WHY_NOT, "")
             } else {
                 threads.clone()
             },
@@ -671,7 +672,7 @@ impl List {
                 .then_some(1)
         };
         let seen = match version {
-            Some(version) if effectors::keeps_masks(release) => Seen::new(
+            Some(version) if homeostat_effectors::keeps_masks(release) => Seen::new(
                 Available,
                 format!("cpuset controller of cgroup v{version}, kernel {release}"),
                 "",
@@ -695,11 +696,11 @@ impl List {
             "processes that somebody outside of a placed workload starts in its control group are not placed with it",
             seen,
         );
-        let value = files::text(root, effectors::NUMA_BALANCING);
-        let seen = match (value, effectors::numa_balancing_configured(root)) {
+        let value = files::text(root, homeostat_sensors::kernel_balancing::FILE);
+        let seen = match (value, homeostat_sensors::kernel_balancing::configured(root)) {
             (None, _) => Seen::new(
                 Missing,
-                format!("{} is absent", effectors::NUMA_BALANCING),
+                format!("{} is absent", homeostat_sensors::kernel_balancing::FILE),
                 "run a kernel with CONFIG_NUMA_BALANCING",
             ),
             (Some(value), Some(place)) => Seen::new(
@@ -723,7 +724,7 @@ impl List {
         } else {
             let list: Vec<String> = tuners
                 .iter()
-                .map(|t| format!("{t} ({})", crate::sensors::tuners::works_on(t)))
+                .map(|t| format!("{t} ({})", homeostat_sensors::tuners::works_on(t)))
                 .collect();
             Seen::new(
                 Limited,
@@ -762,7 +763,7 @@ impl List {
             "limits by control group are not possible or only in part",
             seen,
         );
-        let seen = match effectors::memory_group::hierarchy(root) {
+        let seen = match homeostat_sensors::memory_group::hierarchy(root) {
             Some((mount, is_version_one)) => {
                 let version = if is_version_one { 1 } else { 2 };
                 Seen::new(Available, format!("version {version}, at {mount}"), "")
@@ -778,7 +779,7 @@ impl List {
             "a reader of files cannot be kept to a little memory: the file_cache strategy is off",
             seen,
         );
-        let seen = match crate::meters::why_no_points(root) {
+        let seen = match homeostat_probes::why_no_points(root) {
             None => Seen::new(
                 Available,
                 "nobody is here now who is not trusted with them, which is what meters.progress_points = \"auto\" asks",
@@ -797,7 +798,7 @@ impl List {
         );
         // Of a captured machine nobody can try it.
         if root.is_live() {
-            let seen = match crate::meters::why_not_in_turns() {
+            let seen = match homeostat_probes::why_not_in_turns() {
                 None if cfg!(target_arch = "x86_64") => Seen::new(
                     Available,
                     "the kernel counts many places of a file at once, by process (uprobe_multi)",
@@ -821,7 +822,7 @@ impl List {
                  all the time, and not at all where that costs more than policy.meter_cost_max",
                 seen,
             );
-            let seen = match crate::meters::cost_in_compiled_code() {
+            let seen = match homeostat_probes::discovery::cost_in_compiled_code() {
                 Ok(seconds) => Seen::new(
                     Available,
                     format!(
@@ -1076,7 +1077,7 @@ fn running_tuners(root: &Root) -> Vec<String> {
         .take(LOOKED_AT_MAX)
         .filter_map(|pid| {
             let comm = files::text(root, &format!("/proc/{pid}/comm"))?;
-            if let Some(tuner) = crate::sensors::tuners::by_program(&comm) {
+            if let Some(tuner) = homeostat_sensors::tuners::by_program(&comm) {
                 return Some(tuner.to_owned());
             }
             // A script runs under the name of its interpreter.
@@ -1088,10 +1089,10 @@ fn running_tuners(root: &Root) -> Vec<String> {
             }
             let line = files::bytes(root, &format!("/proc/{pid}/cmdline"), 4096)?;
             let words: Vec<&[u8]> = line.split(|&b| b == 0).take(8).collect();
-            crate::sensors::tuners::by_argument(&words).map(str::to_owned)
+            homeostat_sensors::tuners::by_argument(&words).map(str::to_owned)
         })
         .collect();
-    found.extend(crate::sensors::tuners::in_kernel(root));
+    found.extend(homeostat_sensors::tuners::in_kernel(root));
     found.sort_unstable();
     found.dedup();
     found
@@ -1115,7 +1116,7 @@ fn running_profilers(root: &Root) -> Vec<Profiler> {
 fn probe_locality(root: &Root, machine: &Machine) -> Seen {
     let begin = Instant::now();
     let own = files::bytes(root, "/proc/self/stat", 4096)
-        .and_then(|text| crate::sensors::locality::threads::parse_thread_stat(&text));
+        .and_then(|text| homeostat_sensors::locality::threads::parse_thread_stat(&text));
     let Some(own) = own else {
         return Seen::new(Missing, "/proc/self/stat does not tell the CPU", "mount proc");
     };
@@ -1205,15 +1206,6 @@ fn readable(root: &Root, path: &str) -> Seen {
             "run homeostat with CAP_SYS_ADMIN",
         ),
     }
-}
-
-/// Whether this process holds a capability in effect (`CapEff` of `/proc/self/status`).
-pub(crate) fn may(root: &Root, capability: u32) -> bool {
-    let status = files::bytes(root, "/proc/self/status", files::SMALL_FILE_MAX).unwrap_or_default();
-    lines(&status)
-        .find_map(|l| l.strip_prefix(b"CapEff:"))
-        .and_then(|v| hexadecimal(v.trim_ascii()))
-        .is_some_and(|set| set >> capability & 1 == 1)
 }
 
 /// State of the first piece of our scratch memory.
@@ -1401,7 +1393,7 @@ fn whole_large_pages(root: &Root, release: &str) -> Seen {
         return Seen::new(Missing, "the kernel has no transparent huge pages", "");
     }
     // Before 5.8 nothing tells whether it did (`thp_migration_split` in /proc/vmstat).
-    if topology::kernel_version(release).is_none_or(|version| version < (5, 8)) {
+    if homeostat_kernel::release::kernel_version(release).is_none_or(|version| version < (5, 8)) {
         return Seen::new(
             Missing,
             format!("kernel {release} may divide large pages when they move"),

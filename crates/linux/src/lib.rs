@@ -1,18 +1,14 @@
-//! The real machine, below a given root path: sensors, meters, effectors, capabilities.
+//! The real machine, below a given root path: its sensors, meters and effectors behind the traits of the seam, and what of them
+//! this machine has.
 //!
-//! The only crate that touches the kernel. Parsers read files below [`Root`], so that they are tested on captured
-//! trees (`fixtures/hosts`). `unsafe` lives in [`sys`] alone.
+//! Parsers read files below [`Root`], so that they are tested on captured trees (`fixtures/hosts`).
 
 pub mod capabilities;
-pub mod effectors;
-pub mod helper;
-pub mod meters;
+mod kinds;
 pub mod parsers;
 mod platform;
-pub mod root;
-pub mod sensors;
-pub mod settings;
-pub mod sys;
 
-pub use platform::{LinuxPlatform, MonotonicClock};
-pub use root::Root;
+pub use homeostat_kernel::Root;
+pub use homeostat_kernel::clock::MonotonicClock;
+pub use kinds::kinds;
+pub use platform::LinuxPlatform;

@@ -1,23 +1,15 @@
 //! The real machine behind the traits of the seam.
 
-use crate::effectors::fetcher::Launch;
-use crate::effectors::{self, KeepCounts, Registry};
-use crate::meters::common::lives;
-use crate::meters::{Follower, Meter, MeterKind, MeterSettings};
-use crate::sensors::bytes::{number, words};
-use crate::sensors::counters::HardwareCounters;
-use crate::sensors::files::Kept;
-use crate::sensors::host::{Host, tick_length};
-use crate::sensors::kernel_balancing::BalancingWatch;
-use crate::sensors::locality::LocalitySensor;
-use crate::sensors::memory_settings::MemorySettings;
-use crate::sensors::processes::{PassCost, ProcessTable};
-use crate::sensors::reader::{self, Reader};
-use crate::sensors::reads::ReadSensor;
-use crate::sensors::regions::Glance;
-use crate::sensors::{regions, topology};
-use crate::sys::numa::CpuMask;
-use crate::{Root, capabilities};
+use crate::capabilities;
+use homeostat_effectors::fetcher::Launch;
+use homeostat_effectors::{KeepCounts, Registry};
+use homeostat_kernel::Root;
+use homeostat_kernel::bytes::{number, words};
+use homeostat_kernel::clock::{MonotonicClock, read_clock};
+use homeostat_kernel::files::Kept;
+use homeostat_kernel::numa::CpuMask;
+use homeostat_kernel::process::lives;
+use homeostat_meters::{Follower, Meter, MeterKind, MeterSettings};
 use homeostat_model::action::Target;
 use homeostat_model::{
     Action, Bytes, Direction, KernelBalancing, Locality, Machine, MemoryMap, MemorySetting, MeterCandidate,
@@ -25,7 +17,16 @@ use homeostat_model::{
     WorkloadId, WorkloadSample,
 };
 use homeostat_platform::{Clock, Effectors, LostMeter, PlatformError, Reached, SampleRequest, Sensors};
-use rustix::time::{ClockId, clock_gettime};
+use homeostat_sensors::counters::HardwareCounters;
+use homeostat_sensors::host::{Host, tick_length};
+use homeostat_sensors::kernel_balancing::BalancingWatch;
+use homeostat_sensors::locality::LocalitySensor;
+use homeostat_sensors::memory_settings::MemorySettings;
+use homeostat_sensors::processes::{PassCost, ProcessTable};
+use homeostat_sensors::reader::Reader;
+use homeostat_sensors::reads::ReadSensor;
+use homeostat_sensors::regions::Glance;
+use homeostat_sensors::{reader, regions, topology};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Share of one CPU below which a workload is noise after a scan, unless it is large.
@@ -58,35 +59,6 @@ const FAILURES_MIN: u32 = 3;
 const FAILING_MIN: Nanoseconds = Nanoseconds::from_secs(10);
 /// … and for so long where it says each time that it will be back.
 const BUSY_MIN: Nanoseconds = Nanoseconds::from_secs(300);
-
-/// CLOCK_MONOTONIC, CPU time of the calling thread, and the calendar for people.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MonotonicClock;
-
-fn read_clock(clock: ClockId) -> Nanoseconds {
-    let t = clock_gettime(clock);
-    let seconds = u64::try_from(t.tv_sec).unwrap_or(0);
-    Nanoseconds(
-        seconds
-            .saturating_mul(1_000_000_000)
-            .saturating_add(u64::try_from(t.tv_nsec).unwrap_or(0)),
-    )
-}
-
-impl Clock for MonotonicClock {
-    fn now(&self) -> Nanoseconds {
-        read_clock(ClockId::Monotonic)
-    }
-    fn cpu_time(&self) -> Nanoseconds {
-        read_clock(ClockId::ThreadCPUTime)
-    }
-    fn unix_seconds(&self) -> u64 {
-        read_clock(ClockId::Realtime).0 / 1_000_000_000
-    }
-    fn sleep(&self, length: Nanoseconds) {
-        std::thread::sleep(std::time::Duration::from_nanos(length.0));
-    }
-}
 
 struct OpenMeter {
     meter: Box<dyn Meter>,
@@ -208,7 +180,7 @@ impl Drop for LinuxPlatform {
     fn drop(&mut self) {
         self.meters.clear();
         // What stays for longer is taken out with the process.
-        crate::meters::wait_until_off();
+        homeostat_probes::wait_until_off();
     }
 }
 
@@ -230,7 +202,7 @@ impl LinuxPlatform {
             processes: None,
             workloads: BTreeMap::new(),
             other_tuners: Vec::new(),
-            kinds: crate::meters::kinds(settings),
+            kinds: crate::kinds(settings),
             meters: BTreeMap::new(),
             lost: Vec::new(),
             spans: BTreeMap::new(),
@@ -361,7 +333,7 @@ impl LinuxPlatform {
     }
 
     /// What the event counters said about a workload in their last window; `None` when it was not counted lately.
-    pub fn counters(&self, workload: &WorkloadId) -> Option<&crate::sensors::counters::Reading> {
+    pub fn counters(&self, workload: &WorkloadId) -> Option<&homeostat_sensors::counters::Reading> {
         self.counters.latest(workload, self.clock.now())
     }
 
@@ -383,7 +355,7 @@ impl LinuxPlatform {
     /// Time since boot, as start times of processes count it.
     fn uptime(&self) -> Nanoseconds {
         if self.root.is_live() {
-            return read_clock(ClockId::Boottime);
+            return read_clock(homeostat_kernel::clock::ClockId::Boottime);
         }
         topology::uptime(&self.root).unwrap_or_else(|| self.clock.now())
     }
@@ -427,7 +399,7 @@ impl LinuxPlatform {
         table.finish_pass(now);
         self.other_tuners = table.other_tuners();
         self.other_tuners
-            .extend(crate::sensors::tuners::in_kernel(&self.root));
+            .extend(homeostat_sensors::tuners::in_kernel(&self.root));
         self.workloads = workloads.iter().map(|w| (w.id.clone(), w.clone())).collect();
         // What somebody chose against a change of ours is a choice like any other that a scan finds.
         for (id, sentence) in self.effectors.review(&self.workloads) {
@@ -664,10 +636,10 @@ impl Sensors for LinuxPlatform {
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
         self.lost.clear();
         let at = self.clock.now();
-        let own_cpu_total = read_clock(ClockId::ProcessCPUTime);
+        let own_cpu_total = read_clock(homeostat_kernel::clock::ClockId::ProcessCPUTime);
         let mut machine = self.host.sample(request.scan)?;
         if request.scan {
-            let holder = self.effectors.holder(effectors::NUMA_BALANCING);
+            let holder = self.effectors.holder(homeostat_sensors::kernel_balancing::FILE);
             self.balanced = self.balancing.look(at, self.host.cpu_busy(), holder);
             let effectors = &self.effectors;
             self.memory_set = self.memory_settings.look(at, |file| effectors.holder(file));

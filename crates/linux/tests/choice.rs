@@ -2,11 +2,11 @@
 //! Needs root, Linux, python3, redis-server and nginx.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use homeostat_linux::Root;
-use homeostat_linux::sensors::processes::ProcessTable;
-use homeostat_linux::sensors::reader::Reader;
-use homeostat_linux::sensors::regions;
+use homeostat_kernel::Root;
 use homeostat_model::{Nanoseconds, OperatorChoice, Workload};
+use homeostat_sensors::processes::ProcessTable;
+use homeostat_sensors::reader::Reader;
+use homeostat_sensors::regions;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -9,10 +9,10 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::Root;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::effectors::fetcher::{self, Launch};
-use homeostat_linux::sys::cache::{is_told, pages_of, residency};
+use homeostat_effectors::fetcher::Launch;
+use homeostat_effectors::{Registry, fetcher};
+use homeostat_kernel::Root;
+use homeostat_kernel::cache::{is_told, pages_of, residency};
 use homeostat_model::action::{FileReader, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, Direction, ProcessId, Progress, UndoRecord, Workload, WorkloadKind,
@@ -228,7 +228,7 @@ fn a_reader_is_contained_and_everything_is_as_it_was() {
             &mut registry(),
             &mut registry(),
             &action,
-            &homeostat_linux::MonotonicClock
+            &homeostat_kernel::clock::MonotonicClock
         ),
         Vec::<String>::new()
     );

@@ -8,7 +8,7 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::Root;
+use homeostat_kernel::Root;
 use homeostat_tunables::settings::{Host, Known};
 use homeostat_tunables::{Catalogue, Origin, stale};
 use std::path::Path;

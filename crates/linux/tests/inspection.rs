@@ -13,12 +13,13 @@
     reason = "helpers of tests; the victim gives the kernel advice about its own memory"
 )]
 
-use homeostat_linux::sensors::processes::parse_stat;
-use homeostat_linux::sensors::{regions, walks};
-use homeostat_linux::sys::memory::{PIECE, Pagemap};
-use homeostat_linux::{LinuxPlatform, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::memory::{PIECE, Pagemap};
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{Bytes, MemoryAdvice, ProcessId, WorkloadId};
 use homeostat_platform::{PlatformError, SampleRequest, Sensors};
+use homeostat_sensors::processes::parse_stat;
+use homeostat_sensors::{regions, walks};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

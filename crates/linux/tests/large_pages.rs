@@ -5,9 +5,9 @@
 #![expect(unsafe_code, reason = "victims map memory by hand")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use homeostat_linux::Root;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::sys::memory::{
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::memory::{
     Advice, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping, pidfd_open, process_madvise,
 };
 use homeostat_model::action::{MemoryTarget, Target};

@@ -7,15 +7,17 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::sensors::locality::LocalitySensor;
-use homeostat_linux::sensors::locality::memory::{self, MemoryError, Reading, Resident};
-use homeostat_linux::sensors::reader::Reader;
-use homeostat_linux::sys::numa::{self, CpuMask};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_kernel::numa::CpuMask;
+use homeostat_kernel::{Root, numa};
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{
     Bytes, Fingerprint, LlcId, Nanoseconds, NodeId, OperatorChoice, ProcessId, Workload, WorkloadKind,
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+use homeostat_sensors::locality::memory::{MemoryError, Reading, Resident};
+use homeostat_sensors::locality::{LocalitySensor, memory};
+use homeostat_sensors::reader::Reader;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -346,7 +348,7 @@ impl Victim {
     fn id(&self) -> ProcessId {
         let pid = self.0.id() as i32;
         let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap();
-        let start_ticks = homeostat_linux::sensors::processes::parse_stat(&stat)
+        let start_ticks = homeostat_sensors::processes::parse_stat(&stat)
             .unwrap()
             .start_ticks;
         ProcessId { pid, start_ticks }

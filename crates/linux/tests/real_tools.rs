@@ -4,7 +4,7 @@
 //! Needs root (a mount namespace of its own) and the tools; `make test` installs them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use homeostat_linux::Root;
+use homeostat_kernel::Root;
 use homeostat_tunables::configured::Form;
 use homeostat_tunables::reading::{self, Reading};
 use homeostat_tunables::{Applies, Configured, Way};

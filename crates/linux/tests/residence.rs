@@ -2,8 +2,8 @@
 //! use the same allocator.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use homeostat_linux::sensors::processes::parse_stat;
-use homeostat_linux::sys::residence;
+use homeostat_kernel::residence;
+use homeostat_sensors::processes::parse_stat;
 use std::hint::black_box;
 
 const HEAP: usize = 8 << 20;

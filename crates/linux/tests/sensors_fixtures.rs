@@ -6,7 +6,8 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::{LinuxPlatform, Root};
+use homeostat_kernel::Root;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{
     Bytes, CapabilityState, CpuId, LlcId, MemoryKind, Nanoseconds, NodeId, Snapshot, Workload, WorkloadKind,
 };

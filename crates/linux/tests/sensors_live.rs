@@ -6,7 +6,9 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{CapabilityState, MemoryKind, Nanoseconds, Workload, WorkloadKind};
 use homeostat_platform::{Clock, SampleRequest, Sensors, conformance};
 use std::process::{Child, Command, Stdio};

@@ -1,8 +1,8 @@
 //! The catalogue on the machine that the tests run on, and the watch over a setting of its kernel. What is changed is put
 //! back.
 
-use homeostat_linux::Root;
-use homeostat_linux::settings::watch::{ForeignWrite, Stopper, Watch};
+use homeostat_kernel::Root;
+use homeostat_sensors::settings::watch::{ForeignWrite, Stopper, Watch};
 use homeostat_tunables::settings::{Host, Known};
 use homeostat_tunables::{Catalogue, Found, Origin};
 use std::process::{Command, Stdio};

@@ -6,7 +6,8 @@
     reason = "helpers of tests"
 )]
 
-use homeostat_linux::{LinuxPlatform, Root};
+use homeostat_kernel::Root;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{SpanHistogram, Spans, WorkloadId, WorkloadSample};
 use homeostat_platform::{SampleRequest, Sensors};
 use std::io::{Read, Write};

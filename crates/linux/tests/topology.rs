@@ -1,9 +1,10 @@
 //! The shape of machines, from `fixtures/topologies`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use homeostat_linux::Root;
-use homeostat_linux::sensors::topology::{self, Online};
+use homeostat_kernel::Root;
 use homeostat_model::{Bytes, CacheKind, CpuId, DeviceKind, LlcId, NodeId, Topology};
+use homeostat_sensors::topology;
+use homeostat_sensors::topology::Online;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -27,7 +27,35 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("points", &[]),
-    ("linux", &["platform", "model", "points", "progress", "tunables"]),
+    ("kernel", &["platform", "model", "tunables"]),
+    ("helper", &["kernel", "platform", "model"]),
+    ("sensors", &["kernel", "platform", "model", "tunables"]),
+    (
+        "meters",
+        &["sensors", "helper", "kernel", "platform", "progress", "model"],
+    ),
+    (
+        "probes",
+        &[
+            "meters", "sensors", "helper", "kernel", "platform", "points", "model",
+        ],
+    ),
+    (
+        "effectors",
+        &["sensors", "helper", "kernel", "platform", "tunables", "model"],
+    ),
+    (
+        "linux",
+        &[
+            "probes",
+            "meters",
+            "effectors",
+            "sensors",
+            "kernel",
+            "platform",
+            "model",
+        ],
+    ),
     ("runtime", &["engine", "platform", "store", "model"]),
     (
         "daemon",
@@ -36,6 +64,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "strategies",
             "engine",
             "linux",
+            "probes",
+            "meters",
+            "effectors",
+            "sensors",
+            "helper",
+            "kernel",
             "platform",
             "store",
             "tunables",
@@ -51,6 +85,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "guest",
         &[
             "linux",
+            "kernel",
+            "effectors",
             "runtime",
             "strategies",
             "engine",
@@ -135,7 +171,7 @@ fn the_lock_file_of_the_fuzzer_knows_what_the_crates_depend_on() {
         let needed: BTreeSet<String> = package
             .dependencies
             .iter()
-            .filter(|d| d.kind != cargo_metadata::DependencyKind::Development)
+            .filter(|d| d.kind != cargo_metadata::DependencyKind::Development && !d.optional)
             .map(|d| d.name.clone())
             .collect();
         assert_eq!(

@@ -7,11 +7,13 @@
 
 use crate::Runtime;
 use crate::recovery::restore;
+use homeostat_effectors::Registry;
 use homeostat_engine::Policy;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::sys::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
-use homeostat_linux::sys::numa::{PageCall, PageStatus};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_kernel::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
+use homeostat_kernel::numa::{PageCall, PageStatus};
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, ExperimentId, Machine, Nanoseconds, NodeId, ProcessId,

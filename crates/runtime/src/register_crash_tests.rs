@@ -7,8 +7,9 @@
 //! one CPU is a pipe, which lets nobody in, until the child is dead. Then a fresh journal and fresh effectors restore.
 
 use crate::recovery::restore;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::{MonotonicClock, Root};
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
 use homeostat_model::action::Target;
 use homeostat_model::{Action, CpuId, Direction, ExperimentId};
 use homeostat_platform::Effectors;

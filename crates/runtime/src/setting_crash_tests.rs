@@ -2,8 +2,9 @@
 //! chose meanwhile.
 
 use crate::recovery::restore;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::{MonotonicClock, Root};
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
 use homeostat_model::action::Target;
 use homeostat_model::{Action, Direction};
 use homeostat_platform::Effectors;

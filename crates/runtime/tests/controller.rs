@@ -7,10 +7,9 @@
     reason = "helpers of tests"
 )]
 
+use homeostat_effectors::Registry;
 use homeostat_engine::{Mode, OperatorRequest, Policy, Profile};
-use homeostat_linux::Root;
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::sensors::memory_settings::{FILES, MemorySettings};
+use homeostat_kernel::Root;
 use homeostat_model::{
     Action, Bytes, Capability, CapabilityId, CapabilityState, Cpu, CpuId, Direction, LlcId, Locality,
     Machine, MachineSample, MemoryMap, MeterCandidate, MeterId, Nanoseconds, NodeId, Paging, Progress,
@@ -18,6 +17,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors};
 use homeostat_runtime::{Runtime, restore};
+use homeostat_sensors::memory_settings::{FILES, MemorySettings};
 use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
 use std::cell::Cell;
 use std::path::Path;

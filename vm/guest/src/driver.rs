@@ -2,7 +2,9 @@
 //! without a verdict. The emulated machine shows no gain, so nothing here claims one.
 
 use crate::{Failure, ensure};
-use homeostat_linux::{LinuxPlatform, MonotonicClock, Root};
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_linux::LinuxPlatform;
 use homeostat_model::{Action, Direction, Progress, UndoRecord, Workload, WorkloadId};
 use homeostat_platform::{Clock, Effectors, PlatformError, Reached, SampleRequest, Sensors};
 use homeostat_runtime::RecoveryReport;

@@ -179,7 +179,7 @@ fn every_system_call_of_the_module_of_system_calls_is_permitted() {
         .map(|row| row.need.name())
         .collect();
     let mut seen = 0;
-    for entry in std::fs::read_dir(source("crates/linux/src/sys")).unwrap() {
+    for entry in std::fs::read_dir(source("crates/kernel/src")).unwrap() {
         let file = entry.unwrap().path();
         let text = std::fs::read_to_string(&file).unwrap();
         let word = |rest: &str| -> String {

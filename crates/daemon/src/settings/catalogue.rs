@@ -15,7 +15,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("metrics", include_str!("../settings.rs"), "Metrics"),
     (
         "meters",
-        include_str!("../../../linux/src/meters/settings.rs"),
+        include_str!("../../../meters/src/settings.rs"),
         "MeterSettings",
     ),
     ("policy", include_str!("../../../engine/src/policy.rs"), "Policy"),

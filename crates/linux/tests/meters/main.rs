@@ -15,8 +15,9 @@ mod probes;
 mod progress;
 mod servers;
 
-use homeostat_linux::Root;
-use homeostat_linux::meters::{Meter, MeterKind, MeterSettings, PointsWish, kinds};
+use homeostat_kernel::Root;
+use homeostat_linux::kinds;
+use homeostat_meters::{Meter, MeterKind, MeterSettings, PointsWish};
 use homeostat_model::{
     Fingerprint, MeterCandidate, MeterId, OperatorChoice, ProcessId, Workload, WorkloadId, WorkloadKind,
 };

@@ -10,8 +10,8 @@ mod pages;
 mod threads;
 mod victim;
 
-use homeostat_linux::Root;
-use homeostat_linux::effectors::Registry;
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
 use homeostat_model::{
     Action, Direction, Fingerprint, OperatorChoice, ProcessId, Progress, UndoRecord, Workload, WorkloadId,
     WorkloadKind,

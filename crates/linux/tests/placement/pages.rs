@@ -2,9 +2,9 @@
 
 use crate::victim::{Victim, masks};
 use crate::{Hands, drive, is_root, skipped};
-use homeostat_linux::MonotonicClock;
-use homeostat_linux::sys::memory::{BASE_PAGE, PIECE};
-use homeostat_linux::sys::numa::{CpuMask, PageStatus};
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_kernel::memory::{BASE_PAGE, PIECE};
+use homeostat_kernel::numa::{CpuMask, PageStatus};
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{Action, ActionId, Bytes, CpuId, Direction, NodeId, ProcessId, UndoRecord};
 use homeostat_platform::{Effectors, PlatformError, conformance};

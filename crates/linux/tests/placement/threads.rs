@@ -2,9 +2,10 @@
 
 use crate::victim::{Victim, id_of, masks};
 use crate::{Hands, drive, is_root, skipped};
-use homeostat_linux::effectors::Registry;
-use homeostat_linux::sys::numa::{CpuMask, affinity, set_affinity};
-use homeostat_linux::{MonotonicClock, Root};
+use homeostat_effectors::Registry;
+use homeostat_kernel::Root;
+use homeostat_kernel::clock::MonotonicClock;
+use homeostat_kernel::numa::{CpuMask, affinity, set_affinity};
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, CpuId, Direction, ProcessId, UndoRecord, WorkloadId};
 use homeostat_platform::{Effectors, PlatformError, Reached, conformance};
@@ -583,7 +584,7 @@ fn a_placement_that_was_left_in_force_is_known_again_and_looked_after() {
 
 /// CPUs by last-level cache, of those that have the same CPU first.
 fn caches() -> Vec<CpuMask> {
-    let machine = homeostat_linux::sensors::topology::read(&Root::default()).unwrap();
+    let machine = homeostat_sensors::topology::read(&Root::default()).unwrap();
     let mut by_cache: BTreeMap<_, Vec<u32>> = BTreeMap::new();
     for cpu in &machine.cpus {
         by_cache.entry(cpu.llc).or_default().push(cpu.id.0);

@@ -1,7 +1,7 @@
 //! The process that the tests work on.
 
-use homeostat_linux::sys::memory::{BASE_PAGE, PIECE};
-use homeostat_linux::sys::numa::{CpuMask, PageCall, PageStatus, set_affinity};
+use homeostat_kernel::memory::{BASE_PAGE, PIECE};
+use homeostat_kernel::numa::{CpuMask, PageCall, PageStatus, set_affinity};
 use homeostat_model::ProcessId;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -68,7 +68,7 @@ impl Look {
             .map_err(Failure::platform("looking where it is"))?;
         let seconds = seen.interval.as_secs_f64().max(1e-9);
         Ok(Self {
-            now: homeostat_linux::MonotonicClock.now(),
+            now: homeostat_kernel::clock::MonotonicClock.now(),
             machine_sample: snapshot.machine,
             machine_interval: snapshot.interval,
             workload: now_known.unwrap_or_else(|| workload.clone()),

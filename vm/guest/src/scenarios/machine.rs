@@ -3,7 +3,8 @@
 use super::Context;
 use crate::instruments::numbers_in;
 use crate::{Failure, ensure};
-use homeostat_linux::{LinuxPlatform, Root};
+use homeostat_kernel::Root;
+use homeostat_linux::LinuxPlatform;
 use homeostat_platform::{Sensors, conformance};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,532 @@
+//! The daemon's side: which helpers there are, which are stuck, and who is not read meanwhile.
+
+use crate::mother::{Answer, Make, Mother, fork_mother};
+use crate::wire::{Line, wait};
+use crate::{Domain, GRACE, PATIENCE, STUCK_MAX, STUCK_OF_ONE, Service};
+use homeostat_platform::PlatformError;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most helpers at the same time. Beyond it the one that was asked longest ago ends. Each has 0.5 MiB of its own.
+const HELPERS_MAX: usize = 8;
+/// Longest wait for a new helper: two forks of a small process.
+const MAKING: Duration = Duration::from_secs(1);
+/// A helper that was not asked for so long ends.
+const IDLE: Duration = Duration::from_secs(120);
+/// A process that was killed and waits for nothing ends within a moment.
+const DYING: Duration = Duration::from_secs(1);
+/// A domain rests so long after its helper was late: a server that is measured is asked every second, and one that was late
+/// once is not to go without readings for long. Twice as long each time, for as long as it is late again and again.
+const REST: Duration = Duration::from_secs(2);
+const REST_MAX: Duration = Duration::from_secs(256);
+/// The loop waits no longer than this, in so long a time, for what is asked about the files of one user who is not root. Source: the
+/// loop may be late by a second, and a question that was begun may take [`PATIENCE`] more.
+const WAITING_MAX: Duration = Duration::from_millis(250);
+const WAITING_WITHIN: Duration = Duration::from_secs(30);
+/// The same for the questions of meters: two answers that came late, or more that nearly did. Source: the loop may be late by a second.
+const LATE_MAX: Duration = Duration::from_secs(1);
+/// An answer within this time counts as no waiting: on a busy machine an honest one takes some milliseconds.
+const AT_ONCE: Duration = Duration::from_millis(50);
+/// After so long without, being late is forgotten.
+const FORGET: Duration = Duration::from_secs(600);
+
+static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
+
+/// Why a helper was not asked, or has not answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The answer did not come in time.
+    #[error(
+        "a file system or a lock that its programs brought along did not answer within {PATIENCE:?}, or the machine is too busy; it is \
+         asked again"
+    )]
+    Late,
+    /// The helper ended or said nonsense.
+    #[error("the helper process that reads for it broke off; another one reads after a rest")]
+    BrokeOff,
+    /// The answer to a question of its own did not come within this time.
+    #[error(
+        "its files could not be looked into within {0:?}: they are large, or their storage is slow; they are looked into again after a rest"
+    )]
+    Slow(Duration),
+    /// Its helper was late a short while ago.
+    #[error("it kept a helper process waiting a short while ago; it is asked again after a rest")]
+    Resting,
+    /// So many of its helpers cannot be killed.
+    #[error(
+        "{0} helper processes hang for good in a file system that its programs brought along; they are read again when it answers \
+         or is unmounted"
+    )]
+    Stuck(usize),
+    /// Too many helpers of others cannot be killed.
+    #[error(
+        "{STUCK_MAX} helper processes hang for good in file systems of other users; it is read again when one comes back"
+    )]
+    Full,
+    /// None can be made.
+    #[error("no helper process can be had ({0}); restart homeostat if this lasts")]
+    None(Errno),
+}
+
+/// Starts the mother of helpers. To be called while this program has one thread and no lock; without it the first use does it.
+pub fn start(service: &'static Service) {
+    let mut pool = lock(service);
+    if pool.mother.is_none() {
+        pool.mother = fork_mother(service).ok();
+    }
+}
+
+/// Whose programs are not read now, as sentences for people.
+pub fn refused() -> Vec<String> {
+    there().map_or_else(Vec::new, |mut pool| pool.refused(Instant::now()))
+}
+
+/// Asks the helper of a domain.
+///
+/// # Errors
+/// `Busy`: the domain cannot be read now.
+pub fn call<Q: Serialize, R: DeserializeOwned>(
+    service: &'static Service,
+    domain: Domain,
+    request: &Q,
+) -> Result<R, PlatformError> {
+    lock(service)
+        .call(domain, request)
+        .map_err(|why| PlatformError::Busy {
+            what: format!("reading what programs of {domain} publish"),
+            why: why.to_string(),
+        })
+}
+
+/// Asks a helper that is made for this one question, for so long. Nobody else waits meanwhile, and the meters of the domain go on. A
+/// descriptor may come with the reply.
+///
+/// # Errors
+/// `Busy`: the domain cannot be asked now.
+pub fn call_apart<Q: Serialize, R: DeserializeOwned>(
+    service: &'static Service,
+    domain: Domain,
+    request: &Q,
+    patience: Duration,
+) -> Result<(R, Option<OwnedFd>), PlatformError> {
+    let busy = |why: Refusal| PlatformError::Busy {
+        what: format!("looking into programs of {domain}"),
+        why: why.to_string(),
+    };
+    let helper = lock(service).apart(domain).map_err(busy)?;
+    let begun = Instant::now();
+    let deadline = Some(begun + patience);
+    let said = helper
+        .line
+        .send(request, &[], deadline)
+        .and_then(|()| helper.line.receive_with::<R>(deadline));
+    let served = said.is_ok();
+    let waited = (patience <= PATIENCE).then(|| begun.elapsed());
+    lock(service).ended_apart(domain, helper, served, waited.unwrap_or_default());
+    match said {
+        Ok((reply, files)) => Ok((reply, files.into_iter().next())),
+        Err(Errno::TIMEDOUT) => Err(busy(Refusal::Slow(patience))),
+        Err(_) => Err(busy(Refusal::BrokeOff)),
+    }
+}
+
+/// Tells the helper of a domain something, if there is one.
+pub fn tell<Q: Serialize>(domain: Domain, request: &Q) {
+    let Some(mut pool) = there() else { return };
+    if let Some(helper) = pool.helpers.get(&domain) {
+        if helper
+            .line
+            .send(request, &[], Some(Instant::now() + PATIENCE))
+            .is_err()
+        {
+            pool.abandon(domain);
+        }
+    }
+}
+
+fn lock(service: &'static Service) -> MutexGuard<'static, Pool> {
+    let pool = POOL.get_or_init(|| Mutex::new(Pool::new(service)));
+    // Whoever panicked has left it in order.
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pool, if anybody was asked or a mother was started.
+fn there() -> Option<MutexGuard<'static, Pool>> {
+    POOL.get()
+        .map(|pool| pool.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[derive(Debug)]
+struct Helper {
+    line: Line,
+    /// A descriptor for each of its processes.
+    processes: Vec<OwnedFd>,
+    asked: Instant,
+    /// Since when an answer is late that nobody waits for any more.
+    owes: Option<Instant>,
+}
+
+/// Why a helper gave no answer.
+enum Unanswered {
+    /// It may come yet.
+    Yet,
+    /// It will not.
+    For(Errno),
+}
+
+impl Helper {
+    /// Asks, and waits for [`PATIENCE`]. What it still owes comes first, and is thrown away: nobody waits for that.
+    /// `may_ask`: whether a further question is asked.
+    fn answer_to<Q: Serialize, R: DeserializeOwned>(
+        &mut self,
+        request: &Q,
+        now: Instant,
+        may_ask: bool,
+    ) -> Result<R, Unanswered> {
+        if let Some(since) = self.owes {
+            match wait(&self.line.0, PollFlags::IN, Some(now)) {
+                Err(Errno::TIMEDOUT) if now < since + GRACE => return Err(Unanswered::Yet),
+                Err(e) => return Err(Unanswered::For(e)),
+                Ok(()) => {
+                    self.receive::<IgnoredAny>()?;
+                    self.owes = None;
+                }
+            }
+        }
+        if !may_ask {
+            return Err(Unanswered::Yet);
+        }
+        let deadline = Some(Instant::now() + PATIENCE);
+        self.line.send(request, &[], deadline).map_err(Unanswered::For)?;
+        match wait(&self.line.0, PollFlags::IN, deadline) {
+            Ok(()) => self.receive(),
+            Err(Errno::TIMEDOUT) => {
+                self.owes = Some(Instant::now());
+                Err(Unanswered::Yet)
+            }
+            Err(e) => Err(Unanswered::For(e)),
+        }
+    }
+
+    /// An answer that has begun.
+    fn receive<R: DeserializeOwned>(&self) -> Result<R, Unanswered> {
+        let deadline = Some(Instant::now() + PATIENCE);
+        self.line.receive(deadline).map_err(Unanswered::For)
+    }
+}
+
+/// A helper that was killed.
+#[derive(Debug)]
+struct Abandoned {
+    domain: Domain,
+    processes: Vec<OwnedFd>,
+    at: Instant,
+}
+
+impl Abandoned {
+    /// Whether it does not end though it was killed a while ago.
+    fn is_stuck(&self, now: Instant) -> bool {
+        now > self.at + DYING
+    }
+}
+
+/// How often a domain has kept a helper waiting.
+#[derive(Debug)]
+struct Lateness {
+    times: u32,
+    rests_until: Instant,
+    last: Instant,
+}
+
+/// The helpers of this program.
+#[derive(Debug)]
+pub struct Pool {
+    service: &'static Service,
+    mother: Option<Mother>,
+    helpers: BTreeMap<Domain, Helper>,
+    /// Helpers that were killed and have not ended yet.
+    dying: Vec<Abandoned>,
+    late: BTreeMap<Domain, Lateness>,
+    /// The same of helpers that were made for one question.
+    late_apart: BTreeMap<Domain, Lateness>,
+    /// How long it was waited for them since then, of each domain.
+    waited: BTreeMap<Domain, (Instant, Duration)>,
+    /// The same for the questions of meters.
+    waited_for_meters: BTreeMap<Domain, (Instant, Duration)>,
+}
+
+impl Pool {
+    /// Without any helper yet.
+    pub fn new(service: &'static Service) -> Self {
+        Self {
+            service,
+            mother: None,
+            helpers: BTreeMap::new(),
+            dying: Vec::new(),
+            late: BTreeMap::new(),
+            late_apart: BTreeMap::new(),
+            waited: BTreeMap::new(),
+            waited_for_meters: BTreeMap::new(),
+        }
+    }
+
+    /// Asks the helper of a domain.
+    ///
+    /// # Errors
+    /// It was not asked, or has not answered.
+    pub fn call<Q: Serialize, R: DeserializeOwned>(
+        &mut self,
+        domain: Domain,
+        request: &Q,
+    ) -> Result<R, Refusal> {
+        let now = Instant::now();
+        self.forget(now);
+        if let Some(why) = self.why_not(domain, now) {
+            return Err(why);
+        }
+        if !self.helpers.contains_key(&domain) {
+            let helper = self.make(domain).map_err(Refusal::None)?;
+            self.helpers.insert(domain, helper);
+        }
+        let Some(helper) = self.helpers.get_mut(&domain) else {
+            return Err(Refusal::None(Errno::SRCH));
+        };
+        helper.asked = now;
+        let waited = self.waited_for_meters.get(&domain);
+        let may_ask = domain == Domain(0) || waited.is_none_or(|(_, waited)| *waited <= LATE_MAX);
+        let answer = helper.answer_to(request, now, may_ask);
+        let waited = now.elapsed();
+        if waited > AT_ONCE {
+            self.waited_for_meters
+                .entry(domain)
+                .or_insert((now, Duration::ZERO))
+                .1 += waited;
+        }
+        match answer {
+            Ok(reply) => Ok(reply),
+            Err(Unanswered::Yet) => Err(Refusal::Late),
+            Err(Unanswered::For(errno)) => {
+                self.was_late(domain);
+                Err(if errno == Errno::TIMEDOUT {
+                    Refusal::Late
+                } else {
+                    Refusal::BrokeOff
+                })
+            }
+        }
+    }
+
+    /// Forgets what is over: processes that have ended, lateness of long ago, helpers that nobody needs.
+    fn forget(&mut self, now: Instant) {
+        self.dying
+            .retain(|helper| !helper.processes.iter().all(has_ended));
+        self.late.retain(|_, late| now < late.last + FORGET);
+        self.late_apart.retain(|_, late| now < late.last + FORGET);
+        for waited in [&mut self.waited, &mut self.waited_for_meters] {
+            waited.retain(|_, (since, _)| now < *since + WAITING_WITHIN);
+        }
+        let idle = |helper: &Helper| now > helper.asked + IDLE;
+        let ended: Vec<Domain> = self
+            .helpers
+            .iter()
+            .filter_map(|(domain, helper)| idle(helper).then_some(*domain))
+            .collect();
+        for domain in ended {
+            self.abandon(domain);
+        }
+    }
+
+    /// How many helpers of a domain do not end, though they were killed.
+    fn stuck(&self, domain: Domain, now: Instant) -> usize {
+        let of_it = |helper: &&Abandoned| helper.domain == domain && helper.is_stuck(now);
+        self.dying.iter().filter(of_it).count()
+    }
+
+    /// A helper that serves one question.
+    fn apart(&mut self, domain: Domain) -> Result<Helper, Refusal> {
+        let now = Instant::now();
+        self.forget(now);
+        let waited = self
+            .waited
+            .get(&domain)
+            .is_some_and(|(_, waited)| *waited > WAITING_MAX);
+        if waited && domain != Domain(0) {
+            return Err(Refusal::Resting);
+        }
+        if let Some(why) = self.why_not_by(&self.late_apart, domain, now) {
+            return Err(why);
+        }
+        self.fork(domain).map_err(Refusal::None)
+    }
+
+    /// It has served, and ends by itself; or it is killed.
+    fn ended_apart(&mut self, domain: Domain, helper: Helper, served: bool, waited: Duration) {
+        let now = Instant::now();
+        self.waited.entry(domain).or_insert((now, Duration::ZERO)).1 += waited;
+        if !served {
+            self.kill(domain, helper);
+            note(&mut self.late_apart, domain, now);
+        }
+    }
+
+    fn why_not(&self, domain: Domain, now: Instant) -> Option<Refusal> {
+        self.why_not_by(&self.late, domain, now)
+    }
+
+    fn why_not_by(&self, late: &BTreeMap<Domain, Lateness>, domain: Domain, now: Instant) -> Option<Refusal> {
+        let stuck = self.stuck(domain, now);
+        if stuck >= STUCK_OF_ONE {
+            return Some(Refusal::Stuck(stuck));
+        }
+        if self.dying.iter().filter(|helper| helper.is_stuck(now)).count() >= STUCK_MAX {
+            return Some(Refusal::Full);
+        }
+        let late = late.get(&domain)?;
+        (now < late.rests_until).then_some(Refusal::Resting)
+    }
+
+    /// Whose programs are not read now, as sentences for people.
+    pub fn refused(&mut self, now: Instant) -> Vec<String> {
+        self.forget(now);
+        let known: std::collections::BTreeSet<Domain> = self
+            .late
+            .keys()
+            .copied()
+            .chain(self.dying.iter().map(|helper| helper.domain))
+            .collect();
+        known
+            .into_iter()
+            .filter_map(|domain| {
+                let why = self.why_not(domain, now)?;
+                Some(format!("what programs of {domain} publish is not read: {why}"))
+            })
+            .collect()
+    }
+
+    /// Kills the helper of a domain, and waits for nothing.
+    fn abandon(&mut self, domain: Domain) {
+        if let Some(helper) = self.helpers.remove(&domain) {
+            self.kill(domain, helper);
+        }
+    }
+
+    fn kill(&mut self, domain: Domain, helper: Helper) {
+        for process in &helper.processes {
+            // One that has ended is gone, which is what is wanted.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        self.dying.push(Abandoned {
+            domain,
+            processes: helper.processes,
+            at: Instant::now(),
+        });
+    }
+
+    fn was_late(&mut self, domain: Domain) {
+        self.abandon(domain);
+        note(&mut self.late, domain, Instant::now());
+    }
+
+    fn make(&mut self, domain: Domain) -> Result<Helper, Errno> {
+        while self.helpers.len() >= HELPERS_MAX {
+            let oldest = self.helpers.iter().min_by_key(|(_, helper)| helper.asked);
+            let Some(oldest) = oldest.map(|(domain, _)| *domain) else {
+                break;
+            };
+            self.abandon(oldest);
+        }
+        self.fork(domain)
+    }
+
+    /// Does without a mother who has ended or was late, and her helpers. The next use forks another. An answer that comes late
+    /// must not be taken for that to the next question: it is the helper of another domain.
+    fn lose_mother(&mut self) {
+        self.mother = None;
+        for (domain, helper) in std::mem::take(&mut self.helpers) {
+            self.kill(domain, helper);
+        }
+    }
+
+    fn fork(&mut self, domain: Domain) -> Result<Helper, Errno> {
+        let mother = match &self.mother {
+            Some(mother) => mother,
+            None => self.mother.insert(fork_mother(self.service)?),
+        };
+        let deadline = Some(Instant::now() + MAKING);
+        let answer = mother
+            .line
+            .send(&Make(domain), &[], deadline)
+            .and_then(|()| mother.line.receive_with::<Answer>(deadline));
+        let (answer, descriptors) = answer.inspect_err(|_| self.lose_mother())?;
+        if let Answer::Failed(errno) = answer {
+            return Err(Errno::from_raw_os_error(errno));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let line = Line(descriptors.next().ok_or(Errno::PROTO)?);
+        Ok(Helper {
+            line,
+            processes: descriptors.collect(),
+            asked: Instant::now(),
+            owes: None,
+        })
+    }
+}
+
+/// Notes that a domain was late.
+fn note(late: &mut BTreeMap<Domain, Lateness>, domain: Domain, now: Instant) {
+    let late = late.entry(domain).or_insert(Lateness {
+        times: 0,
+        rests_until: now,
+        last: now,
+    });
+    let rest = REST * 2u32.saturating_pow(late.times.min(7));
+    late.times += 1;
+    late.last = now;
+    late.rests_until = now + rest.min(REST_MAX);
+}
+
+#[cfg(feature = "testing")]
+impl Pool {
+    /// The processes of a domain's helper: its opener and its speaker.
+    pub fn processes(&self, domain: Domain) -> impl Iterator<Item = &OwnedFd> {
+        self.helpers
+            .get(&domain)
+            .into_iter()
+            .flat_map(|helper| &helper.processes)
+    }
+
+    /// The process of the mother.
+    pub fn mother(&self) -> Option<&OwnedFd> {
+        self.mother.as_ref().map(|mother| &mother.process)
+    }
+
+    /// It was waited so long for answers of a domain.
+    pub fn wait_for(&mut self, domain: Domain, waited: Duration) {
+        self.waited_for_meters.insert(domain, (Instant::now(), waited));
+    }
+
+    /// A process was killed, and does not end.
+    pub fn hang(&mut self, domain: Domain, process: OwnedFd) {
+        self.dying.push(Abandoned {
+            domain,
+            processes: vec![process],
+            at: Instant::now() - DYING * 2,
+        });
+    }
+}
+
+/// Whether a process has ended, given by a descriptor for it.
+fn has_ended(process: &OwnedFd) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,20 @@
+//! What the kernel was built with.
+
+use crate::release::kernel_release;
+use crate::{Root, files};
+
+/// The kernel's configuration, as text of lines `CONFIG_X=y`: from `/boot`, from the modules' directory, or from the kernel
+/// itself (`/proc/config.gz`). `None` where none of them is there.
+pub fn read(root: &Root) -> Option<Vec<u8>> {
+    let release = kernel_release(root);
+    [
+        format!("/boot/config-{release}"),
+        format!("/lib/modules/{release}/config"),
+    ]
+    .iter()
+    .find_map(|path| files::bytes(root, path, files::LARGE_FILE_MAX))
+    .or_else(|| {
+        let packed = files::bytes(root, "/proc/config.gz", files::LARGE_FILE_MAX)?;
+        crate::gzip::unpack(&packed, files::LARGE_FILE_MAX)
+    })
+}

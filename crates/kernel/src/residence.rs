@@ -1,0 +1,140 @@
+//! Keeping what this program uses in memory: its heap, the top of its stack, its code.
+//!
+//! A program that gives memory back asks the kernel for it again a moment later, and under pressure that is where it
+//! waits: the kernel first has to take the page from somebody. Code that was never run is on disk, and is read when it
+//! is needed for the first time, which for a protection is when the disk is busy.
+
+use crate::bytes::{hexadecimal, lines, number, words};
+use std::ops::Range;
+
+/// Memory from which the C library would map a block of its own, and give it back when it is freed, in bytes: the most that
+/// glibc takes (`HEAP_MAX_SIZE / 2` of malloc/arena.c on 64-bit machines).
+#[cfg(target_env = "gnu")]
+const MAPPED_FROM: libc::c_int = 32 << 20;
+/// The heap grows by so much more than was asked for, in bytes.
+#[cfg(target_env = "gnu")]
+const GROWN_BY: libc::c_int = 1 << 20;
+/// Stack that is touched: more than the deepest turn of the loop uses, less than any limit (8 MiB as a rule).
+const STACK: usize = 256 * 1024;
+/// Pages are at least so large.
+const PAGE: usize = 4096;
+
+/// Has the allocator keep what is freed, from now on and for all threads (`mallopt(3)`). Returns whether it does: only
+/// glibc can be told; other C libraries stay as they are.
+#[cfg(target_env = "gnu")]
+pub fn keep_heap() -> bool {
+    let settings = [
+        // What a peak has used beyond this is given back: it would stay locked.
+        (libc::M_TRIM_THRESHOLD, MAPPED_FROM),
+        (libc::M_MMAP_THRESHOLD, MAPPED_FROM),
+        (libc::M_TOP_PAD, GROWN_BY),
+    ];
+    settings.iter().all(|(name, value)| {
+        // SAFETY: takes two numbers and no memory of ours, and locks the allocator by itself; a value that it does not
+        // want is refused.
+        unsafe { libc::mallopt(*name, *value) == 1 }
+    })
+}
+
+/// Has the allocator keep what is freed: nothing on a C library that cannot be told.
+#[cfg(not(target_env = "gnu"))]
+pub fn keep_heap() -> bool {
+    false
+}
+
+/// Touches so many bytes of heap and frees them, so that the heap of this thread can grow by as much without a page
+/// fault; of use after [`keep_heap`] only. Returns whether there were so many: a program that can do without them must not
+/// end for want of them.
+pub fn touch_heap(bytes: usize) -> bool {
+    let mut room: Vec<u8> = Vec::new();
+    if room.try_reserve_exact(bytes).is_err() {
+        return false;
+    }
+    for byte in room.spare_capacity_mut().iter_mut().step_by(PAGE) {
+        byte.write(1);
+    }
+    std::hint::black_box(&mut room);
+    true
+}
+
+/// Touches the next part of the stack of this thread.
+#[inline(never)]
+pub fn touch_stack() {
+    let mut room = [0u8; STACK];
+    std::hint::black_box(&mut room);
+}
+
+/// What is mapped of files and never written: code, and data that does not change.
+pub fn parse_code(maps: &[u8]) -> Vec<Range<usize>> {
+    lines(maps)
+        .filter_map(|line| {
+            let mut parts = words(line);
+            let range = parts.next()?;
+            let permissions = parts.next()?;
+            let inode = parts.nth(2).and_then(number)?;
+            if inode == 0 || permissions.first() != Some(&b'r') || permissions.contains(&b'w') {
+                return None;
+            }
+            let at = range.iter().position(|&b| b == b'-')?;
+            let start = usize::try_from(hexadecimal(range.get(..at)?)?).ok()?;
+            let end = usize::try_from(hexadecimal(range.get(at + 1..)?)?).ok()?;
+            (start < end).then_some(start..end)
+        })
+        .collect()
+}
+
+/// Brings the code of this program into memory and keeps it there (`mlock(2)`), unless it is more than `most` bytes.
+/// Returns how much it is.
+///
+/// # Errors
+/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self/maps` cannot be read;
+/// `FileTooLarge` beyond `most`.
+pub fn lock_code(most: usize) -> std::io::Result<usize> {
+    let maps = std::fs::read("/proc/self/maps")?;
+    let code = parse_code(&maps);
+    let bytes: usize = code.iter().map(ExactSizeIterator::len).sum();
+    if bytes > most {
+        return Err(std::io::ErrorKind::FileTooLarge.into());
+    }
+    for range in code {
+        // SAFETY: locking changes no memory; a range that is not mapped any more is an error, and one that was mapped
+        // anew meanwhile is locked, as all memory of a program is that calls this.
+        if unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_what_is_mapped_of_files_and_never_written() {
+        let maps = b"55d0a0000000-55d0a0100000 r--p 00000000 fe:00 12   /usr/bin/homeostat\n\
+            55d0a0100000-55d0a0900000 r-xp 00100000 fe:00 12   /usr/bin/homeostat\n\
+            55d0a0900000-55d0a0a00000 rw-p 00900000 fe:00 12   /usr/bin/homeostat\n\
+            55d0a1000000-55d0a2000000 rw-p 00000000 00:00 0    [heap]\n\
+            7f0000000000-7f0000001000 ---p 00000000 fe:00 13   /lib/libc.so.6\n\
+            7f0000001000-7f0000002000 r-xp 00001000 fe:00 13   /lib/libc.so.6\n\
+            7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0    [vdso]\nrubbish\n";
+        let code = parse_code(maps);
+        let sizes: Vec<usize> = code.iter().map(ExactSizeIterator::len).collect();
+        assert_eq!(sizes, [0x10_0000, 0x80_0000, 0x1000]);
+    }
+
+    #[test]
+    fn more_code_than_is_allowed_is_not_locked() {
+        let error = lock_code(1).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn heap_that_there_is_not_is_told_and_ends_nobody() {
+        touch_stack();
+        assert!(touch_heap(1 << 20) && touch_heap(0));
+        // More than any address space has, and more than a vector may hold.
+        assert!(!touch_heap(isize::MAX as usize) && !touch_heap(usize::MAX));
+    }
+}

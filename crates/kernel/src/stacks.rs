@@ -1,0 +1,320 @@
+//! Samples of a thread's place and stack: a perf event on the CPU clock (perf_event_open(2)), which needs no hardware
+//! counter. Each sample holds the instruction and stack pointers of user mode and a copy of the top of the stack; who
+//! called whom is for the reader to find out. Samples without the stack are for asking only where a thread works, more often.
+//!
+//! What lies on a stack may be anybody's password. What is read is wiped from our memory at once, and a sample wipes its copy
+//! when it is dropped. The kernel's ring cannot be written to (only its first page can); it goes back to the kernel, which
+//! clears its pages before anybody gets them, when the sampler is dropped.
+//!
+//! Cost: the kernel copies the piece of stack at each sample, about 2 µs for 16 KiB; without it the interrupt is what remains.
+
+use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
+use crate::ring::Ring;
+use rustix::io::Errno;
+
+/// Bytes of stack in each sample.
+pub const STACK_BYTES: u32 = 16 * 1024;
+/// Bytes of the ring of one thread: 31 samples.
+const RING_BYTES: usize = 512 * 1024;
+/// The same without the stack: 409 samples.
+const RING_BYTES_BARE: usize = 16 * 1024;
+
+/// One sample.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Thread.
+    pub thread: i32,
+    /// Address of the instruction in user mode; where the thread had entered the kernel when it was there.
+    pub instruction: u64,
+    /// It was interrupted in user mode, so that the processor was about to execute the instruction. Of a thread in the kernel that
+    /// is not certain: while the kernel handles a breakpoint of anybody's the address is one byte behind it.
+    pub in_user_mode: bool,
+    /// Stack pointer.
+    pub stack_pointer: u64,
+    stack: Vec<u64>,
+}
+
+impl Sample {
+    /// Words of the stack from the stack pointer upwards.
+    pub fn stack(&self) -> &[u64] {
+        &self.stack
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        wipe(&mut self.stack);
+    }
+}
+
+/// Overwrites what was read, so that it does not stay in memory that is given back.
+fn wipe<T: Copy + Default>(words: &mut [T]) {
+    words.fill(T::default());
+    // The compiler has to believe that somebody looks at it.
+    std::hint::black_box(&mut *words);
+}
+
+const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
+const PERF_SAMPLE_TID: u64 = 1 << 1;
+const PERF_SAMPLE_REGS_USER: u64 = 1 << 12;
+const PERF_SAMPLE_STACK_USER: u64 = 1 << 13;
+/// Bits of the flag word: the period is a frequency; the wake-up field counts bytes.
+const FLAG_FREQUENCY: u64 = 1 << 10;
+const FLAG_WATERMARK: u64 = 1 << 14;
+const PERF_RECORD_SAMPLE: u32 = 9;
+/// Bits of a record's `misc` that tell where the processor was interrupted, and what they are in user mode.
+const PERF_RECORD_MISC_CPUMODE_MASK: u16 = 7;
+const PERF_RECORD_MISC_USER: u16 = 2;
+/// `PERF_SAMPLE_REGS_ABI_64`.
+const ABI_64: u64 = 2;
+
+/// Registers asked for: stack pointer and instruction pointer, in the order of their bits (arch/*/include/uapi/asm/
+/// perf_regs.h).
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: u64 = 1 << 7 | 1 << 8;
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: u64 = 1 << 31 | 1 << 32;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const REGISTERS: u64 = 0;
+
+/// Samples of one thread.
+pub struct Sampler(Ring);
+
+impl Sampler {
+    /// Takes samples of a thread from now on, so many per second of its CPU time.
+    ///
+    /// # Errors
+    /// [`OpenError`]: the thread is gone, a privilege is missing, or there is no memory for the ring.
+    pub fn open(thread: i32, per_second: u64) -> Result<Self, OpenError> {
+        let with_stack = Attributes {
+            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER,
+            sample_stack_user: STACK_BYTES,
+            ..Attributes::default()
+        };
+        Self::begin(thread, per_second, with_stack, RING_BYTES)
+    }
+
+    /// The same without stacks.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn open_bare(thread: i32, per_second: u64) -> Result<Self, OpenError> {
+        let bare = Attributes {
+            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_REGS_USER,
+            ..Attributes::default()
+        };
+        Self::begin(thread, per_second, bare, RING_BYTES_BARE)
+    }
+
+    fn begin(thread: i32, per_second: u64, what: Attributes, ring: usize) -> Result<Self, OpenError> {
+        let mut attributes = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_CPU_CLOCK,
+            sample_period: per_second.max(1),
+            // Nobody waits for the ring: it is read when it suits us.
+            flags: FLAG_FREQUENCY | FLAG_WATERMARK,
+            wakeup: ring as u32,
+            sample_registers_user: REGISTERS,
+            ..what
+        };
+        let event = attributes.open(thread, -1, -1).map_err(classify)?;
+        Ring::map(event, ring).map(Self).map_err(classify)
+    }
+
+    /// Takes what has come since the last call. What did not fit into the ring meanwhile is lost.
+    pub fn read(&mut self, into: &mut Vec<Sample>) {
+        let mut records = self.0.read();
+        parse(&records, into);
+        wipe(&mut records);
+    }
+}
+
+fn classify(errno: Errno) -> OpenError {
+    match errno {
+        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
+        Errno::SRCH => OpenError::Vanished,
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::AGAIN => OpenError::Busy(errno),
+        _ => OpenError::Unsupported(errno),
+    }
+}
+
+/// Takes the records apart; what is not understood is passed over by its length.
+fn parse(mut records: &[u8], into: &mut Vec<Sample>) {
+    while let (Some(kind), Some(misc), Some(length)) =
+        (u32_at(records, 0), u16_at(records, 4), u16_at(records, 6))
+    {
+        let length = usize::from(length);
+        let (Some(record), 8..) = (records.get(8..length), length) else {
+            return;
+        };
+        if kind == PERF_RECORD_SAMPLE {
+            if let Some(sample) = sample(
+                record,
+                misc & PERF_RECORD_MISC_CPUMODE_MASK == PERF_RECORD_MISC_USER,
+            ) {
+                into.push(sample);
+            }
+        }
+        records = records.get(length..).unwrap_or_default();
+    }
+}
+
+/// The body of a sample, in the kernel's order: process and thread, kind of registers and the two of them, size of the
+/// stack, the stack, and how much of it was really copied. Without stacks it ends behind the registers.
+fn sample(record: &[u8], in_user_mode: bool) -> Option<Sample> {
+    let thread = u32_at(record, 4)? as i32;
+    if u64_at(record, 8)? != ABI_64 {
+        // A thread of the kernel, or a program of 32 bits.
+        return None;
+    }
+    let (stack_pointer, instruction) = (u64_at(record, 16)?, u64_at(record, 24)?);
+    let (stack, copied): (&[u8], usize) = match u64_at(record, 32) {
+        None | Some(0) => (&[], 0),
+        Some(size) => {
+            let size = usize::try_from(size).ok()?;
+            let behind = size.checked_add(40)?;
+            let copied = usize::try_from(u64_at(record, behind)?).ok()?;
+            (record.get(40..behind)?, copied.min(size))
+        }
+    };
+    Some(Sample {
+        thread,
+        instruction,
+        in_user_mode,
+        stack_pointer,
+        stack: stack
+            .get(..copied)?
+            .chunks_exact(8)
+            .filter_map(|word| word.first_chunk())
+            .map(|word| u64::from_ne_bytes(*word))
+            .collect(),
+    })
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(misc: u16, stack: &[u64], copied: u64) -> Vec<u8> {
+        let mut body = Vec::new();
+        for n in [7u32, 9] {
+            body.extend(n.to_ne_bytes());
+        }
+        for n in [ABI_64, 0x7000, 0x40_0000, stack.len() as u64 * 8] {
+            body.extend(n.to_ne_bytes());
+        }
+        for n in stack.iter().chain(&[copied]) {
+            body.extend(n.to_ne_bytes());
+        }
+        let mut record = Vec::new();
+        record.extend(PERF_RECORD_SAMPLE.to_ne_bytes());
+        record.extend(misc.to_ne_bytes());
+        record.extend((body.len() as u16 + 8).to_ne_bytes());
+        record.extend(body);
+        record
+    }
+
+    #[test]
+    fn samples_are_taken_apart_and_broken_ones_left_out() {
+        // Of user mode; of the kernel, with another bit.
+        let mut two = record(2, &[1, 2, 3], 16);
+        two.extend(record(1 << 14 | 1, &[4], 8));
+        let mut found = Vec::new();
+        parse(&two, &mut found);
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            found[0],
+            Sample {
+                thread: 9,
+                instruction: 0x40_0000,
+                in_user_mode: true,
+                stack_pointer: 0x7000,
+                stack: vec![1, 2]
+            }
+        );
+        assert_eq!(
+            (found[1].stack.as_slice(), found[1].in_user_mode),
+            (&[4][..], false)
+        );
+        for cut in 0..two.len() {
+            let mut some = Vec::new();
+            parse(&two[..cut], &mut some);
+            assert!(some.len() <= 2);
+        }
+        for at in 0..two.len() {
+            let mut broken = two.clone();
+            broken[at] = 0xff;
+            parse(&broken, &mut Vec::new());
+        }
+    }
+
+    #[test]
+    fn what_was_read_is_wiped() {
+        let mut words = vec![0xdead_beef_u64; 64];
+        wipe(&mut words);
+        assert!(words.iter().all(|w| *w == 0));
+        let mut bytes = [7u8; 9];
+        wipe(&mut bytes);
+        assert_eq!(bytes, [0; 9]);
+    }
+
+    #[test]
+    fn a_thread_of_ours_that_works_is_seen_at_work() {
+        let me = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut sampler = match Sampler::open(me, 999) {
+            Ok(sampler) => sampler,
+            Err(OpenError::Denied(_) | OpenError::Unsupported(_) | OpenError::Busy(_)) => {
+                eprintln!("skipped: this kernel or this user cannot sample a thread");
+                return;
+            }
+            Err(e) => panic!("{e}"),
+        };
+        let mut x = 0u64;
+        let mut samples = Vec::new();
+        // Until there is one, however busy the machine is.
+        for _ in 0..10_000 {
+            for i in 0..200_000u64 {
+                x = std::hint::black_box(x ^ i);
+            }
+            sampler.read(&mut samples);
+            if samples.len() >= 3 {
+                break;
+            }
+        }
+        assert!(samples.len() >= 3, "{x}");
+        for sample in &samples {
+            assert_eq!(sample.thread, me);
+            assert!(sample.instruction > 0 && sample.stack_pointer > 0);
+            assert!(!sample.stack.is_empty());
+        }
+        // It does next to nothing in the kernel.
+        assert!(samples.iter().any(|s| s.in_user_mode));
+        let mut bare = Sampler::open_bare(me, 999).unwrap();
+        samples.clear();
+        for _ in 0..10_000 {
+            for i in 0..200_000u64 {
+                x = std::hint::black_box(x ^ i);
+            }
+            bare.read(&mut samples);
+            if samples.len() >= 3 {
+                break;
+            }
+        }
+        assert!(samples.len() >= 3, "{x}");
+        assert!(
+            samples
+                .iter()
+                .all(|s| s.thread == me && s.instruction > 0 && s.stack().is_empty())
+        );
+    }
+}
