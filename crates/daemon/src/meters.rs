@@ -2,8 +2,8 @@
 //! shapes of `homeostat meter`, and the observer that fills them without a daemon. The same rules as in [`crate::api`]
 //! hold.
 
-use crate::api::{Effect, Found, SCHEMA, find_named};
-use homeostat_engine::{JudgedMeter, MeterInterval, Placebo, Policy, Unknown, judge_meters};
+use crate::api::{Found, SCHEMA, find_named};
+use homeostat_engine::{JudgedMeter, MeterInterval, Policy, judge_meters};
 use homeostat_kernel::Root;
 use homeostat_kernel::clock::MonotonicClock;
 use homeostat_linux::LinuxPlatform;
@@ -223,16 +223,6 @@ pub struct Tried {
     pub noise: Option<f64>,
     /// Smallest effect that a trial of 20 minutes could prove with it, as a share of the work; absent when not known.
     pub detectable: Option<f64>,
-    /// How it follows the CPU time that the workload uses; absent when not known.
-    pub linearity: Option<Linearity>,
-    /// Why that is not known, of a meter that was opened.
-    pub linearity_unknown: Option<String>,
-    /// What work per CPU second would have shown of a change that does nothing, in force in the second and third of every four
-    /// blocks of four seconds, with its interval of 95 %; absent when not known. One of twenty excludes 0 by chance; one
-    /// that does so by much says that the meter moves by itself.
-    pub placebo: Option<Effect>,
-    /// Why that is not known, of a meter that was opened.
-    pub placebo_unknown: Option<String>,
     /// Share of the workload's CPU time that counting costs.
     pub cost: f64,
     /// Share of its CPU time in which it was really counted, 0 to 1; the rest is estimated from it. 1: counted all the time.
@@ -249,20 +239,6 @@ pub struct Tried {
     pub story: Option<String>,
     /// What was read, in order; empty when it was not opened.
     pub readings: Vec<Reading>,
-}
-
-/// How a meter follows the load, over blocks of four seconds (of several times that in a test of more than nine minutes).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Linearity {
-    /// Slope of ln(work) on ln(CPU time), by Theil and Sen: 1 = proportional, 0 = it does not follow. A program that works in
-    /// larger portions under load has more than 1 with the best of meters.
-    pub slope: f64,
-    /// Its standard error, if the blocks vary independently.
-    pub error: f64,
-    /// By how much more CPU time the blocks with the most used than those with the least, as a share, a tenth of the blocks left
-    /// out at either end. Of less than 22 % (0.2 in logarithms) nothing is told: over the eleven blocks of 45 s a meter that
-    /// varies by 2 % then has a slope that is known to 0.1, and with a quarter of that range to 0.4.
-    pub cpu_range: f64,
 }
 
 /// One reading of a meter.
@@ -774,8 +750,6 @@ impl Test {
                         .sum::<f64>()
                 };
                 let judged = judged.as_ref();
-                let not_yet =
-                    || opened.then(|| format!("not known yet: {} readings are needed", needed(&c.id)));
                 Tried {
                     id: c.id.to_string(),
                     class: class(c.class).to_owned(),
@@ -784,10 +758,6 @@ impl Test {
                     rate: opened.then(|| judged.map_or_else(|| rate(counted() + 0.0), |j| j.rate)),
                     noise: judged.and_then(|j| finite(j.noise)),
                     detectable: judged.and_then(|j| finite(j.detectable)),
-                    linearity: judged.and_then(|j| j.linearity.ok()).map(Linearity::from),
-                    linearity_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.linearity)),
-                    placebo: judged.and_then(|j| j.placebo.ok()).map(Effect::from),
-                    placebo_unknown: judged.map_or_else(not_yet, |j| why_not(opened, &j.placebo)),
                     cost: judged.map_or(0.0, |j| j.cost),
                     counted: judged.map_or(1.0, |j| j.counted),
                     lag_s: lag_of(&c.id, intervals).as_secs_f64(),
@@ -810,33 +780,6 @@ impl Test {
             spans_unknown: course.spans_unknown(),
             waits: course.waits(),
         }
-    }
-}
-
-/// Why something is not known of a meter; of one that was not opened that is said elsewhere.
-fn why_not<T>(opened: bool, known: &Result<T, Unknown>) -> Option<String> {
-    known.as_ref().err().filter(|_| opened).map(ToString::to_string)
-}
-
-impl From<homeostat_engine::Linearity> for Linearity {
-    fn from(l: homeostat_engine::Linearity) -> Self {
-        Self {
-            slope: l.slope,
-            error: l.error,
-            cpu_range: l.cpu_range,
-        }
-    }
-}
-
-impl From<Placebo> for Effect {
-    fn from(p: Placebo) -> Self {
-        homeostat_model::Effect {
-            estimate: p.effect,
-            lower: p.lower,
-            upper: p.upper,
-            confidence: homeostat_engine::PLACEBO_CONFIDENCE,
-        }
-        .into()
     }
 }
 
@@ -1067,47 +1010,5 @@ mod tests {
         let never = course(&[sample(&[], Some(Ok(0)))], [true; 3]);
         assert_eq!(never.spans(), None);
         assert!(never.spans_unknown().unwrap().starts_with("none of its threads"));
-    }
-
-    #[test]
-    fn a_figure_that_is_not_known_comes_with_its_reason_and_one_that_is_without() {
-        let candidate = |id: &str, refused: Option<&str>| MeterCandidate {
-            id: id.into(),
-            class: MeterClass::Application,
-            unit: "requests".into(),
-            cost_per_count: Nanoseconds::ZERO,
-            lag: Nanoseconds::ZERO,
-            refused: refused.map(Into::into),
-        };
-        let candidates = [candidate("requests", None), candidate("other", Some("no"))];
-        let workload: Workload = serde_json::from_value(serde_json::json!({
-            "id": "server", "kind": "unit", "fingerprint": "unit server", "program": "server", "executable": "",
-            "processes": [], "choice": {"never": null, "always": null, "strategies": {}, "tuned": []},
-        }))
-        .unwrap();
-        let test = |readings| {
-            let samples: Vec<_> = (0..readings)
-                .map(|_| sample(&[("requests", 700.0)], None))
-                .collect();
-            Test::new(
-                &workload,
-                &candidates,
-                &course(&samples, [true; 3]),
-                &Policy::default(),
-            )
-        };
-        for readings in [0, 3, 20, 44] {
-            let test = test(readings);
-            let tried = &test.meters[0];
-            assert_eq!(tried.linearity.is_some(), tried.linearity_unknown.is_none());
-            assert_eq!(tried.placebo.is_some(), tried.placebo_unknown.is_none());
-            let shut = &test.meters[1];
-            assert!(shut.linearity_unknown.is_none() && shut.placebo_unknown.is_none());
-            let text = serde_json::to_string(&test).unwrap();
-            assert_eq!(serde_json::from_str::<Test>(&text).unwrap(), test);
-        }
-        let steady = test(44).meters.remove(0);
-        assert!(steady.linearity_unknown.unwrap().contains("varied by 0 %"));
-        assert_eq!(steady.placebo.unwrap().estimate, Some(0.0));
     }
 }

@@ -167,15 +167,9 @@ pub struct PastExperiment {
     pub reason: String,
     /// Estimate.
     pub effect: Option<Effect>,
-    /// What progress points said of it that were counted beside the meter that judged.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub witness: Option<Witness>,
     /// What was seen of the spans of those that were tried: how long their threads worked at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<TrialSpans>,
-    /// What was waited for meanwhile; no verdict rests on it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<TrialWaits>,
     /// Whether meters of kernel work by which it was judged kept their meaning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<TrialMeaning>,
@@ -247,69 +241,6 @@ impl From<&homeostat_model::SpansAccount> for TrialSpans {
     }
 }
 
-/// What was waited for in a trial, by a workload that was tried and by anything on the machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrialWaits {
-    /// The workload.
-    pub workload: String,
-    /// In a sentence.
-    pub text: String,
-    /// Blocks with the change in which it was sampled.
-    pub blocks_on: u32,
-    /// Blocks without.
-    pub blocks_off: u32,
-    /// Seconds that its threads waited on run queues per second, all together; absent where the kernel does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub runqueue_wait: Option<WaitChange>,
-    /// Share of the time in which something on the machine waited for a CPU (PSI `some`); this and the next two are told with the first
-    /// workload only, and absent where the kernel has no PSI.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_cpu: Option<WaitChange>,
-    /// … for memory that had to be freed or brought back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_memory: Option<WaitChange>,
-    /// … for storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_io: Option<WaitChange>,
-}
-
-/// A share of the time in which something was waited for, with the change and without: seconds per second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WaitChange {
-    /// With it.
-    pub on: f64,
-    /// Without.
-    pub off: f64,
-    /// How much more it was with it: `on` − `off`.
-    pub more: f64,
-    /// Lower end of its interval of 95 %.
-    pub lower: f64,
-    /// Upper end.
-    pub upper: f64,
-}
-
-impl From<&homeostat_model::WaitsAccount> for TrialWaits {
-    fn from(w: &homeostat_model::WaitsAccount) -> Self {
-        let change = |c: homeostat_model::WaitChange| WaitChange {
-            on: c.on,
-            off: c.off,
-            more: c.more,
-            lower: c.lower,
-            upper: c.upper,
-        };
-        Self {
-            workload: w.workload.to_string(),
-            text: w.to_string(),
-            blocks_on: w.blocks_on,
-            blocks_off: w.blocks_off,
-            runqueue_wait: w.runqueue_wait.map(change),
-            pressure_cpu: w.pressure_cpu.map(change),
-            pressure_memory: w.pressure_memory.map(change),
-            pressure_io: w.pressure_io.map(change),
-        }
-    }
-}
-
 /// What was seen of the ratio of a kind of kernel work that judged to the kind that had confirmed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialMeaning {
@@ -358,70 +289,6 @@ impl From<&homeostat_model::MeaningAccount> for TrialMeaning {
     }
 }
 
-/// What a second meter said of an experiment that another one judged.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Witness {
-    /// The second meter.
-    pub meter: String,
-    /// Blocks in which both counted.
-    pub blocks: u32,
-    /// The effect by it.
-    pub effect: Effect,
-    /// The same by the meter that judged, over the same blocks.
-    pub judge: Effect,
-    /// By how much what the second meter said was off, compared block by block.
-    pub difference: Effect,
-}
-
-impl From<&homeostat_model::WitnessAccount> for Witness {
-    fn from(w: &homeostat_model::WitnessAccount) -> Self {
-        Self {
-            meter: w.meter.to_string(),
-            blocks: w.blocks,
-            effect: w.effect.into(),
-            judge: w.judge.into(),
-            difference: w.difference.into(),
-        }
-    }
-}
-
-/// The error of discovered points over all trials of the history in which they were counted beside the meter that judged.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WitnessError {
-    /// Trials in which both counted.
-    pub experiments: u32,
-    /// Mean of the differences (0.01 = one hundredth more than the meter that judged).
-    pub mean: f64,
-    /// Half of them are smaller than this, whatever their sign.
-    pub median: f64,
-    /// The largest, whatever its sign.
-    pub largest: f64,
-    /// Trials whose interval of the difference excludes none at all.
-    pub proven: u32,
-}
-
-impl WitnessError {
-    /// Of what second meters said; `None` where none counted.
-    pub fn of<'w>(witnesses: impl IntoIterator<Item = &'w Witness>) -> Option<Self> {
-        let all: Vec<&Effect> = witnesses
-            .into_iter()
-            .map(|w| &w.difference)
-            .filter(|d| d.estimate.is_some())
-            .collect();
-        let mut sizes: Vec<f64> = all.iter().filter_map(|d| d.estimate.map(f64::abs)).collect();
-        sizes.sort_by(f64::total_cmp);
-        let median = *sizes.get(sizes.len() / 2)?;
-        let proven = |d: &&&Effect| d.lower.is_some_and(|l| l > 0.0) || d.upper.is_some_and(|u| u < 0.0);
-        Some(Self {
-            experiments: u32::try_from(all.len()).unwrap_or(u32::MAX),
-            mean: all.iter().filter_map(|d| d.estimate).sum::<f64>() / all.len() as f64,
-            median,
-            largest: sizes.last().copied().unwrap_or(0.0),
-            proven: u32::try_from(all.iter().filter(proven).count()).unwrap_or(u32::MAX),
-        })
-    }
-}
-
 /// The past (`homeostat history --json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Past {
@@ -429,10 +296,6 @@ pub struct Past {
     pub schema: u32,
     /// Experiments, newest first.
     pub experiments: Vec<PastExperiment>,
-    /// The error of discovered points over all experiments in which they were counted beside the meter that judged, however many are
-    /// listed: of the workload that was asked for, or of all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub witnesses: Option<WitnessError>,
 }
 
 impl From<&ExperimentRecord> for PastExperiment {
@@ -468,9 +331,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             verdict: e.verdict.map(|v| v.to_string()),
             reason: e.reason.clone(),
             effect: e.effect.map(Into::into),
-            witness: e.witness.as_ref().map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
-            waits: e.waits.iter().map(Into::into).collect(),
             meanings: e.meanings.iter().map(Into::into).collect(),
             evidence: known(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),

@@ -8,7 +8,7 @@ use crate::log::Log;
 use crate::machine_lock::{self, MachineLockError, Sole, while_dying};
 use crate::metrics::endpoint::{self, Endpoint, MetricsError};
 use crate::notify::Manager;
-use crate::report::{Diagnosis, Past, StrategyState, Witness, WitnessError};
+use crate::report::{Diagnosis, Past, StrategyState};
 use crate::service::{self, Ended, Service, Signals};
 use crate::settings::{self, Loaded, Settings, SettingsErrors, Sources};
 use crate::switch::{self, Standing};
@@ -528,7 +528,7 @@ pub(crate) fn open_past(state_directory: &Path) -> Result<History, PastError> {
 }
 
 /// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing. The blocks
-/// come with a single experiment only; the error of discovered points is over all there are, not only over those listed.
+/// come with a single experiment only.
 ///
 /// # Errors
 /// [`PastError`].
@@ -539,14 +539,8 @@ pub fn past(
     limit: u32,
 ) -> Result<Past, PastError> {
     let history = open_past(state_directory)?;
-    let workload = workload.map(WorkloadId::new);
-    let witnesses: Vec<Witness> = history
-        .witnesses(workload.as_ref())?
-        .iter()
-        .map(Into::into)
-        .collect();
     let records = history.experiments(&ExperimentFilter {
-        workload,
+        workload: workload.map(WorkloadId::new),
         id: id.map(ExperimentId),
         limit,
         blocks: id.is_some(),
@@ -555,7 +549,6 @@ pub fn past(
     Ok(Past {
         schema: SCHEMA,
         experiments: records.iter().map(Into::into).collect(),
-        witnesses: WitnessError::of(&witnesses),
     })
 }
 
@@ -658,78 +651,7 @@ pub fn rehearse_recorded(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homeostat_model::{Effect, ExperimentKind, ExperimentRecord, Verdict, WitnessAccount};
     use homeostat_runtime::RECOVERY_PATIENCE;
-
-    /// An experiment; where points were counted beside its meter what they said of the effect was off by so much.
-    fn experiment(id: u64, off_by: Option<f64>) -> ExperimentRecord {
-        let effect = |estimate: f64| Effect {
-            estimate,
-            lower: estimate - 0.01,
-            upper: estimate + 0.01,
-            confidence: 0.9,
-        };
-        ExperimentRecord {
-            id: ExperimentId(id),
-            kind: ExperimentKind::Switchback,
-            strategy: "large_pages".into(),
-            workload: "redis".into(),
-            fingerprint: "redis".into(),
-            others: Vec::new(),
-            members: Vec::new(),
-            witness: off_by.map(|off_by| WitnessAccount {
-                meter: "points".into(),
-                blocks: 20,
-                effect: effect(0.14 + off_by),
-                judge: effect(0.14),
-                difference: effect(off_by),
-            }),
-            spans: Vec::new(),
-            waits: Vec::new(),
-            meanings: Vec::new(),
-            reader: None,
-            machine: "machine".to_owned(),
-            action: ActionId(id),
-            hypothesis: "it may help".to_owned(),
-            predicted: effect(0.1),
-            meter: "redis".into(),
-            objective: "work per second".to_owned(),
-            seed: 1,
-            alpha: 0.05,
-            washout: Nanoseconds::from_secs(2),
-            measured: Nanoseconds::from_secs(6),
-            started_unix: 1_000 * id,
-            ended_unix: 1_000 * id + 500,
-            verdict: Some(Verdict::Accepted),
-            reason: "evidence 40".to_owned(),
-            effect: Some(effect(0.14)),
-            evidence: 40.0,
-            stalled: Nanoseconds::ZERO,
-            bloat: Bytes::ZERO,
-            harm_exposure: 0.0,
-            blocks: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn the_error_of_points_is_of_all_experiments_and_not_of_those_that_are_listed() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join(HISTORY_FILE);
-        let mut history = History::open(&file, HistoryOptions::default()).unwrap();
-        for id in 1..=45 {
-            let off_by = (id <= 25).then_some(0.02);
-            history.record_experiment(&experiment(id, off_by)).unwrap();
-        }
-        drop(history);
-        let known = past(directory.path(), None, None, 20).unwrap();
-        assert_eq!(known.experiments.len(), 20);
-        assert!(known.experiments.iter().all(|e| e.witness.is_none()));
-        let error = known.witnesses.unwrap();
-        assert_eq!((error.experiments, error.proven), (25, 25));
-        assert!((error.mean - 0.02).abs() < 1e-9 && (error.largest - 0.02).abs() < 1e-9);
-        let nobody = past(directory.path(), Some("nobody"), None, 20).unwrap();
-        assert_eq!(nobody.witnesses, None);
-    }
 
     /// Else the service manager would kill it half way, and again at each start.
     #[test]

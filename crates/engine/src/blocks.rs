@@ -229,7 +229,6 @@ mod tests {
                 cpu: 0.5,
                 wait: 0.0,
                 machine_idle: 0.5,
-                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work,

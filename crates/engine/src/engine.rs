@@ -830,7 +830,6 @@ impl Engine {
         } else {
             1.0
         };
-        let pressure = self.machine_sample.pressure(self.machine_interval);
         let waits = self.lives_on_the_file_cache(&sample);
         let uses_files = waits || self.works_on_the_file_cache(&sample);
         let Some(w) = self.workloads.get_mut(&sample.id) else {
@@ -859,7 +858,6 @@ impl Engine {
                 cpu: read.cpu,
                 wait: read.wait,
                 machine_idle: idle,
-                pressure,
                 churn: sample.churn,
                 faults: (sample.faults_minor, sample.faults_major),
                 work: read.work,
@@ -1253,13 +1251,12 @@ impl Engine {
         let told: Vec<String> = self
             .experiments
             .values()
-            .filter_map(|e| {
-                let what = e.looks_on_by(id, meter)?;
-                let trial = e.setup.id;
-                Some(format!(
-                    "the meter {meter}, {what} in experiment {trial}, was lost: {}",
-                    fault.text
-                ))
+            .filter(|e| e.guards_by(id, meter))
+            .map(|e| {
+                format!(
+                    "the meter {meter}, by which harm to it was to be seen in experiment {}, was lost: {}",
+                    e.setup.id, fault.text
+                )
             })
             .collect();
         for text in told {
@@ -1389,12 +1386,6 @@ impl Engine {
             meters::vouched(&chosen.assessment),
         );
         w.meter = Some(chosen);
-        // Found and counted beside it, until a trial is over.
-        let is_checked = self.policy.independent_check;
-        if let Some(second) = w.second_meter().filter(|m| is_checked && !w.open.contains(m)) {
-            w.open.push(second.clone());
-            self.out.push(Command::OpenMeter(id.clone(), second));
-        }
         self.decide(id, Stage::Observed, text, false);
     }
 

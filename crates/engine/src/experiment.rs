@@ -16,8 +16,6 @@ use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use crate::spans::{self, SpanRail};
 use crate::trials::left_out_for;
-use crate::waits::Waits;
-use crate::witness::Witness;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
     StrategyId, Verdict, WorkloadId,
@@ -175,14 +173,10 @@ pub(crate) struct Experiment {
     pub(crate) spans: Vec<SpanRail>,
     /// The share from which they count as longer.
     pub(crate) span_rise_max: f64,
-    /// What they, and the machine, wait for meanwhile; it decides nothing.
-    pub(crate) waits: Vec<Waits>,
     /// What members that are judged by their work per second save of their CPU time.
     savings: Vec<Saving>,
     /// Whether meters of kernel work keep their meaning.
     pub(crate) meanings: Vec<Meaning>,
-    /// A second meter that looks on.
-    pub(crate) witness: Option<Witness>,
     /// Meters of neighbours that were opened for that.
     pub(crate) borrowed: Vec<(WorkloadId, MeterId)>,
     /// Pieces that follow what was tried once it has proven a gain.
@@ -241,9 +235,7 @@ impl Experiment {
             rails: Vec::new(),
             spans: Vec::new(),
             span_rise_max: 0.0,
-            waits: Vec::new(),
             meanings: Vec::new(),
-            witness: None,
             borrowed: Vec::new(),
             rest: Vec::new(),
             staged: None,
@@ -726,20 +718,9 @@ impl Experiment {
                                 rail.observe(series, record.on, from, now);
                             }
                         }
-                        for waits in &mut self.waits {
-                            if let Some(series) = series(waits.workload()) {
-                                waits.observe(series, record.on, measured_from, now);
-                            }
-                        }
                         for meaning in &mut self.meanings {
                             if let Some(series) = series(meaning.workload()) {
                                 meaning.observe(series, record.on, measured_from, now);
-                            }
-                        }
-                        if let Some(witness) = &mut self.witness {
-                            if let Some(series) = series(&self.setup.panel.lead().workload) {
-                                let from = own_from(witness.member(), series);
-                                witness.observe(series, record.on, from, now);
                             }
                         }
                         self.blocks.push(record);
@@ -1006,22 +987,10 @@ impl Experiment {
             .chain(self.rails.iter().map(Guardrail::workload))
     }
 
-    /// What a meter of a workload does in a trial that it does not judge; `None` where it does nothing. (Of kinds that are read beside
-    /// kernel work the account tells.)
-    pub(crate) fn looks_on_by(&self, id: &WorkloadId, meter: &MeterId) -> Option<&'static str> {
-        let is_over = matches!(self.phase, Phase::Concluding);
-        let is_witness = self.setup.panel.lead().workload == *id
-            && self.witness.as_ref().is_some_and(|w| w.meter() == meter);
+    /// Whether harm to a neighbour is seen by this meter.
+    pub(crate) fn guards_by(&self, id: &WorkloadId, meter: &MeterId) -> bool {
         let guards = |r: &Guardrail| r.is_neighbour() && r.workload() == id && r.member().meter == *meter;
-        if is_over {
-            None
-        } else if is_witness {
-            Some("which looked on")
-        } else if self.rails.iter().any(guards) {
-            Some("by which harm to it was to be seen")
-        } else {
-            None
-        }
+        !matches!(self.phase, Phase::Concluding) && self.rails.iter().any(guards)
     }
 
     /// The workloads whose spans are to be followed.

@@ -48,11 +48,8 @@ mod series;
 mod spans;
 mod trials;
 mod views;
-mod waits;
 mod watch;
 mod watched;
-mod witness;
 
 pub use engine::{Engine, UNDONE_BY_A_PERSON};
-pub use homeostat_statistics::merit::{CONFIDENCE as PLACEBO_CONFIDENCE, Linearity, Placebo, Unknown};
 pub use meters::{JudgedMeter, MeterInterval, judge_meters, readings_wanted};

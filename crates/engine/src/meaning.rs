@@ -20,9 +20,8 @@
 //! What was seen, or why nothing was, is written down with the trial.
 
 use crate::meters::is_of_waiting;
-use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN};
+use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, effect_between, effect_of};
 use crate::series::Series;
-use crate::witness::{effect_between, effect_of};
 use homeostat_model::{Effect, MeaningAccount, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp, ln, mean};
 use homeostat_statistics::staged::{Seen, moved_with_the_share};

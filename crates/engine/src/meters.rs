@@ -10,7 +10,6 @@
 use crate::policy::Policy;
 use crate::series::{Interval, Series, keeps_threads_busy};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, WorkloadSample};
-use homeostat_statistics::merit::{self, Linearity, Placebo, Unknown};
 use homeostat_statistics::robust;
 use std::collections::BTreeMap;
 
@@ -1046,12 +1045,6 @@ pub struct JudgedMeter {
     pub cost: f64,
     /// Share of its CPU time in which it is really counted; the rest is estimated from it. 1: all the time.
     pub counted: f64,
-    /// How it follows the CPU time of the workload, over the same blocks, or why that is not known. Decides nothing: a program that
-    /// works in larger portions under load leaves 1 with the best of meters.
-    pub linearity: Result<Linearity, Unknown>,
-    /// What a trial of a change that does nothing would have made of these blocks, or why that is not known. Decides nothing: of
-    /// twenty meters of which all stand still one shows an effect.
-    pub placebo: Result<Placebo, Unknown>,
     /// Whether it is the one that would be used.
     pub chosen: bool,
     /// The function that is nearer to the work but counted for a small part of the time, for which it is used.
@@ -1084,7 +1077,6 @@ pub fn judge_meters(
             cpu: interval.cpu,
             wait: interval.wait,
             machine_idle: 0.0,
-            pressure: [0.0; 3],
             churn: 0,
             faults: (0, 0),
             work: interval.work.clone(),
@@ -1127,8 +1119,6 @@ pub fn judge_meters(
                 detectable: f64::INFINITY,
                 cost: 0.0,
                 counted: 1.0,
-                linearity: Err(Unknown::Blocks { seen: 0 }),
-                placebo: Err(Unknown::Blocks { seen: 0 }),
                 chosen: is_best(&candidate.id),
                 stands_for: best
                     .filter(|b| b.candidate.id == candidate.id)
@@ -1140,10 +1130,7 @@ pub fn judge_meters(
                 return candidate.refused.is_some().then_some(unknown);
             };
             let length = block(lag(candidate, &series), &series);
-            let blocks = blocks(&series.readings(&candidate.id, Nanoseconds::ZERO), length);
             Some(JudgedMeter {
-                linearity: merit::linearity(&blocks),
-                placebo: merit::placebo(&blocks),
                 rate: a.rate,
                 noise: a.noise,
                 detectable: detectable(
@@ -1228,7 +1215,6 @@ mod tests {
                 cpu: 0.5,
                 wait: 0.0,
                 machine_idle: 0.5,
-                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: work(t)
@@ -1787,47 +1773,6 @@ mod tests {
         assert_eq!(
             [12, 24, 48, 96].map(|seconds| look(bytes, seconds, loud, &fine)),
             [Some(24), Some(48), Some(96), None]
-        );
-    }
-
-    #[test]
-    fn a_meter_that_runs_by_a_clock_does_not_follow_the_load() {
-        let all = [
-            candidate("clock", MeterClass::Application, 0),
-            candidate("work", MeterClass::Application, 0),
-        ];
-        let intervals: Vec<MeterInterval> = (0..40u32)
-            .map(|t| {
-                let cpu = 0.3 + 0.1 * f64::from(t / 4 % 5);
-                let counted = [("clock", 72.0), ("work", 900.0 * cpu)];
-                MeterInterval {
-                    seconds: 1.0,
-                    cpu,
-                    work: counted.map(|(id, work)| (MeterId::new(id), (work, 1.0))).into(),
-                    ..MeterInterval::default()
-                }
-            })
-            .collect();
-        let judged = judge_meters(&all, &intervals, &Policy::default());
-        let slopes: Vec<f64> = judged
-            .iter()
-            .flatten()
-            .map(|j| j.linearity.expect("the load varies").slope)
-            .collect();
-        assert!(
-            slopes[0].abs() < 1e-9 && (slopes[1] - 1.0).abs() < 1e-9,
-            "{slopes:?}"
-        );
-        let placebo = judged[1].as_ref().unwrap().placebo.unwrap();
-        assert!(placebo.effect.abs() < 1e-9, "{placebo:?}");
-        // The load alone moves work per CPU second of the other, and nothing proves an effect.
-        let placebo = judged[0].as_ref().unwrap().placebo.unwrap();
-        assert!(placebo.lower < 0.0 && placebo.upper > 0.0, "{placebo:?}");
-        // Too few for either.
-        let early = judge_meters(&all, &intervals[..28], &Policy::default());
-        assert_eq!(
-            early[1].as_ref().unwrap().placebo,
-            Err(Unknown::Blocks { seen: 7 })
         );
     }
 

@@ -14,7 +14,7 @@
 
 use crate::blocks::{COVERAGE_MIN, Objective};
 use crate::series::{Series, Sums};
-use homeostat_model::{Fingerprint, MeterId, Nanoseconds, WorkloadId};
+use homeostat_model::{Effect, Fingerprint, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp_m1, ln, variance};
 use homeostat_statistics::trimmed::{self, Comparison, Proof};
 use std::sync::Arc;
@@ -77,16 +77,6 @@ impl Member {
         Self {
             level: if level.is_finite() { level } else { 0.0 },
             ..self
-        }
-    }
-
-    /// The same by another meter, alone.
-    pub(crate) fn by_meter(&self, meter: MeterId) -> Self {
-        Self {
-            meter,
-            weight: 1.0,
-            level: 0.0,
-            ..self.clone()
         }
     }
 
@@ -500,6 +490,22 @@ pub(crate) fn log_gain(estimate: f64) -> f64 {
     ln(1.0 + estimate.max(0.0))
 }
 
+/// The effect of blocks that were on against those that were off, both in log units: two standard errors either way. `None` with too
+/// few of them.
+pub(crate) fn effect_between(on: &[f64], off: &[f64]) -> Option<Effect> {
+    trimmed::welch(on, off).map(effect_of)
+}
+
+/// What was compared in log units: two standard errors either way.
+pub(crate) fn effect_of(found: Comparison) -> Effect {
+    Effect {
+        estimate: exp_m1(found.change),
+        lower: exp_m1(found.change - 2.0 * found.error),
+        upper: exp_m1(found.change + 2.0 * found.error),
+        confidence: 0.90,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -525,7 +531,6 @@ mod tests {
                 cpu: 0.5,
                 wait: 0.0,
                 machine_idle: 0.5,
-                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (rate(t), 1.0))]),
@@ -653,5 +658,37 @@ mod tests {
             block(&mut rail, true, 98.0 + 20.0 * f64::from(k % 2));
         }
         assert_eq!(rail.hurt(0.01, None), None, "within its noise");
+    }
+
+    #[test]
+    fn what_is_told_of_the_time_before_a_block_is_not_the_blocks() {
+        let secs = Nanoseconds::from_secs;
+        let mut series = Series::default();
+        for end in 1..=160 {
+            series.push(Interval {
+                end: secs(end),
+                seconds: 1.0,
+                work: BTreeMap::from([(MeterId::new("own"), (1.0, 1.0))]),
+                ..Interval::default()
+            });
+        }
+        series.push(Interval {
+            end: secs(161),
+            seconds: 1.0,
+            work: BTreeMap::from([(MeterId::new("points"), (1.0, 1.0))]),
+            lags: BTreeMap::from([(MeterId::new("points"), secs(7))]),
+            ..Interval::default()
+        });
+        let own = |meter: &str, left_out| {
+            let (workload, kind) = ("w".into(), Fingerprint::new("w"));
+            let member = Member::new(workload, kind, meter.into(), Objective::WorkPerSecond, 1.0);
+            member.own_from(&series, secs(100), secs(left_out), secs(104))
+        };
+        // The trial leaves out nothing, or less or more than it takes, for the meter that judges; in no case more than there is.
+        assert_eq!(
+            [0, 5, 7, 9].map(|left_out| own("points", left_out)),
+            [104, 102, 100, 100].map(secs)
+        );
+        assert_eq!(own("own", 0), secs(100));
     }
 }

@@ -49,6 +49,16 @@ pub struct WorkloadRule {
     pub strategies: BTreeMap<String, bool>,
 }
 
+/// A setting of an earlier version. Files and recordings that name it are read, and its value is dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retired;
+
+impl<'de> Deserialize<'de> for Retired {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        serde::de::IgnoredAny::deserialize(from).map(|_| Self)
+    }
+}
+
 /// All settings of the mind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -108,9 +118,6 @@ pub struct Policy {
     /// threads to the next wait, are proven to get longer by it and seem to do so by at least this share (0.03 to 10): half of them, or one of a
     /// hundred, and also for the work done in each. 0 = spans are not followed.
     pub span_rise_max: f64,
-    /// Where a program counts its own work and progress points may be used, points of its code are counted beside it during trials
-    /// and compared with it, at 0.5 % of its CPU time. They decide nothing: it tells how wrong points are.
-    pub independent_check: bool,
     /// Wait before a refused meter or a declined proposal is looked at again (seconds).
     pub reconsider_s: f64,
     /// One placebo experiment every so many seconds; 0 = none.
@@ -142,6 +149,9 @@ pub struct Policy {
     pub profile: Profile,
     /// Thresholds and paces by strategy id and name, over those of the profile.
     pub settings: BTreeMap<String, BTreeMap<String, f64>>,
+    /// An earlier version counted probe sites as a second meter in trials; no verdict rested on that.
+    #[serde(skip_serializing)]
+    pub independent_check: Retired,
 }
 
 impl Default for Policy {
@@ -171,7 +181,6 @@ impl Default for Policy {
             backoff_harmful_s: 7.0 * 86_400.0,
             reader_loss_max: 0.5,
             span_rise_max: 0.2,
-            independent_check: false,
             reconsider_s: 600.0,
             placebo_every_s: 21_600.0,
             placebo_alpha: 0.05,
@@ -186,6 +195,7 @@ impl Default for Policy {
             muted_advice: Vec::new(),
             profile: Profile::Homeostat,
             settings: BTreeMap::new(),
+            independent_check: Retired,
         }
     }
 }
@@ -302,6 +312,25 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, name), expected, "{pattern} against {name}");
         }
+    }
+
+    #[test]
+    fn a_setting_of_an_earlier_version_is_read_and_dropped() {
+        for value in ["true", "false", "\"soon\""] {
+            let old = format!("{{\"cpu_min\": 0.2, \"independent_check\": {value}}}");
+            let read: Policy = serde_json::from_str(&old).unwrap();
+            let expected = Policy {
+                cpu_min: 0.2,
+                ..Policy::default()
+            };
+            assert_eq!(read, expected);
+            assert!(
+                !serde_json::to_string(&read)
+                    .unwrap()
+                    .contains("independent_check")
+            );
+        }
+        assert!(serde_json::from_str::<Policy>("{\"independent\": true}").is_err());
     }
 
     #[test]

@@ -33,8 +33,6 @@ pub(crate) struct Interval {
     pub(crate) wait: f64,
     /// Share of the machine's CPU time that was idle.
     pub(crate) machine_idle: f64,
-    /// Shares of the time in which something on the machine waited for a CPU, for memory and for storage (PSI `some`).
-    pub(crate) pressure: [f64; 3],
     /// Processes that came or went.
     pub(crate) churn: u32,
     /// Minor and major page faults.
@@ -90,17 +88,6 @@ impl Sums {
         self.from.get_or_insert(i.start());
         true
     }
-}
-
-/// What was waited for over a span of time, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct WaitSums {
-    /// Length of the intervals.
-    pub(crate) seconds: f64,
-    /// For a CPU, by its threads all together.
-    pub(crate) runqueue: f64,
-    /// For a CPU, for memory and for storage, by anything on the machine.
-    pub(crate) pressure: [f64; 3],
 }
 
 /// Spans over a span of time.
@@ -201,19 +188,6 @@ impl Series {
         all
     }
 
-    /// What was waited for in the intervals that lie wholly within `from..=to`, whatever was read in them.
-    pub(crate) fn waits(&self, from: Nanoseconds, to: Nanoseconds) -> WaitSums {
-        let mut sums = WaitSums::default();
-        for i in self.within(from, to) {
-            sums.seconds += i.seconds;
-            sums.runqueue += i.wait;
-            for (sum, share) in sums.pressure.iter_mut().zip(i.pressure) {
-                *sum += share * i.seconds;
-            }
-        }
-        sums
-    }
-
     /// Intervals that lie wholly within `from..=to`; starts are allowed [`EDGE_TOLERANCE`].
     fn within(&self, from: Nanoseconds, to: Nanoseconds) -> impl Iterator<Item = &Interval> {
         self.since(from.saturating_sub(EDGE_TOLERANCE))
@@ -277,7 +251,6 @@ mod tests {
                 cpu: cpus,
                 wait: 0.0,
                 machine_idle: idle,
-                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::from([(MeterId::new("m"), (100.0, 1.0))]),
@@ -351,7 +324,6 @@ mod tests {
                 cpu: 0.0,
                 wait: 0.0,
                 machine_idle: 1.0,
-                pressure: [0.0; 3],
                 churn: 0,
                 faults: (0, 0),
                 work: BTreeMap::new(),

@@ -14,9 +14,8 @@
 //! of all those of whom the trial has shown how much their spans vary by themselves.
 
 use crate::blocks::COVERAGE_MIN;
-use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member};
+use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between};
 use crate::series::Series;
-use crate::witness::effect_between;
 use homeostat_model::experiment::time_in_words;
 use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
 use homeostat_statistics::guard::Holdback;

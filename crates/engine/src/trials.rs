@@ -14,9 +14,7 @@ use crate::rollout::{self, Piece, Staged, Wish};
 use crate::spans::{self, SpanRail};
 use crate::strategy::{Declined, Proposal};
 use crate::view::{OutcomeView, Stage};
-use crate::waits::{self, Waits};
 use crate::watched::Watched;
-use crate::witness::Witness;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Direction, Effect, EffectorId, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
@@ -834,11 +832,6 @@ impl Engine {
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;
-        experiment.waits = waits_of(&experiment);
-        experiment.witness = self.call_witness(&experiment);
-        if experiment.witness.is_none() {
-            self.dismiss_witness(&experiment);
-        }
         experiment.meanings = self.read_beside(&experiment);
         experiment.borrowed = borrowed;
         let actions: Vec<_> = pieces
@@ -901,44 +894,6 @@ impl Engine {
         for (workload, why) in told {
             let text = format!("how long it works at once is not watched in this trial: {why}");
             self.narrate(&workload, text, false);
-        }
-    }
-
-    /// Progress points beside the program's own counter, in a trial of one workload: they were opened when that was chosen, or are
-    /// known from an earlier trial.
-    fn call_witness(&mut self, experiment: &Experiment) -> Option<Witness> {
-        let setup = &experiment.setup;
-        let is_checked = self.policy.independent_check;
-        if !is_checked || setup.panel.is_joint() || setup.kind == ExperimentKind::StagedRollout {
-            return None;
-        }
-        let lead = setup.panel.lead();
-        let w = self.workloads.get_mut(&lead.workload)?;
-        let meter = w.second_meter()?;
-        if !w.open.contains(&meter) {
-            if !w.witnessed {
-                return None;
-            }
-            w.open.push(meter.clone());
-            self.out
-                .push(Command::OpenMeter(lead.workload.clone(), meter.clone()));
-        }
-        Some(Witness::new(lead, meter))
-    }
-
-    /// Closes what looked on in a trial that is over, and what was opened for one that has no witness.
-    fn dismiss_witness(&mut self, e: &Experiment) {
-        let seen = e.witness.as_ref().is_some_and(Witness::has_seen);
-        for id in e.setup.panel.workloads() {
-            let Some(w) = self.workloads.get_mut(id) else {
-                continue;
-            };
-            let Some(meter) = w.second_meter().filter(|m| w.open.contains(m)) else {
-                continue;
-            };
-            w.witnessed |= seen;
-            w.open.retain(|m| *m != meter);
-            self.out.push(Command::CloseMeter(id.clone(), meter));
         }
     }
 
@@ -1707,30 +1662,17 @@ impl Engine {
             return;
         };
         self.return_meters(&e.borrowed);
-        self.dismiss_witness(&e);
         self.stop_reading_beside(&e);
         let verdict = e.verdict.unwrap_or(Verdict::Aborted);
         let record = ExperimentRecord {
             members: self.member_outcomes(&e, verdict),
-            witness: e.witness.as_ref().and_then(Witness::account),
             spans: e.spans.iter().filter_map(SpanRail::account).collect(),
-            waits: waits::accounts(&e.waits),
             meanings: e.meanings.iter().filter_map(Meaning::account).collect(),
             ..self.record(&e, Some(verdict))
         };
         self.out.push(Command::RecordExperiment(Box::new(record.clone())));
-        if let Some(w) = &record.witness {
-            let text = format!(
-                "{}, which looked on, says {} where {} says {}, over {} blocks in which both counted; it decides nothing",
-                w.meter, w.effect, record.meter, w.judge, w.blocks
-            );
-            self.narrate(&record.workload, text, false);
-        }
         for spans in &record.spans {
             self.narrate(&spans.workload, spans.to_string(), false);
-        }
-        for waits in record.waits.iter().filter(|w| !e.orphans.contains(&w.workload)) {
-            self.narrate(&waits.workload, waits.to_string(), false);
         }
         // Of a trial that could not begin there is nothing to tell, and the next one tells it.
         let told = |m: &&MeaningAccount| !e.not_now && !e.orphans.contains(&m.workload);
@@ -2184,9 +2126,7 @@ impl Engine {
                 .map(|m| (m.workload.clone(), m.fingerprint.clone()))
                 .collect(),
             members: Vec::new(),
-            witness: None,
             spans: Vec::new(),
-            waits: Vec::new(),
             meanings: Vec::new(),
             reader: s.reader.clone(),
             machine: self.machine.fingerprint(),
@@ -2213,7 +2153,7 @@ impl Engine {
     }
 }
 
-/// The members of a trial that use most CPU: those whose spans, and what they wait for, are looked at.
+/// The members of a trial that use most CPU: those whose spans are followed.
 fn busiest(panel: &Panel) -> Vec<Member> {
     let mut members = panel.members().to_vec();
     members.sort_by(|a, b| {
@@ -2223,15 +2163,6 @@ fn busiest(panel: &Panel) -> Vec<Member> {
     });
     members.truncate(spans::MEMBERS_MAX);
     members
-}
-
-/// What is waited for in a trial in blocks, also in one that changes nothing. A rollout in stages has no two arms.
-fn waits_of(experiment: &Experiment) -> Vec<Waits> {
-    if experiment.setup.kind == ExperimentKind::StagedRollout {
-        return Vec::new();
-    }
-    let members = busiest(&experiment.setup.panel);
-    members.into_iter().map(|m| Waits::new(m.workload)).collect()
 }
 
 /// The reader that such a change contains.

@@ -9,8 +9,7 @@ use crate::series::Series;
 use crate::strategy::{Load, Proposal};
 use crate::view::{DecisionView, Stage};
 use homeostat_model::{
-    ActionId, Locality, MemoryMap, MeterCandidate, MeterClass, MeterId, Nanoseconds, StrategyId, Workload,
-    WorkloadSample,
+    ActionId, Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -109,8 +108,6 @@ pub(crate) struct Watched {
     pub(crate) meter: Option<Chosen>,
     /// The other kind of kernel work by whose constant ratio that one qualified, if it is kernel work.
     pub(crate) confirming: Option<MeterId>,
-    /// Whether its progress points have been counted beside that in a trial, so that they need not be looked for any more.
-    pub(crate) witnessed: bool,
     pub(crate) objective: Objective,
     /// Why that one judges.
     pub(crate) objective_reason: &'static str,
@@ -197,7 +194,6 @@ impl Watched {
             judged_after: 0,
             meter: None,
             confirming: None,
-            witnessed: false,
             objective: Objective::WorkPerSecond,
             objective_reason: "",
             offered: false,
@@ -303,17 +299,6 @@ impl Watched {
         let news = skeleton(&self.nothing_further) != skeleton(why);
         self.nothing_further = why.to_owned();
         news
-    }
-
-    /// Progress points that can be counted beside the program's own counter, once that is what judges. Beside anything else that is
-    /// counted through breakpoints both would cost more than either may.
-    pub(crate) fn second_meter(&self) -> Option<MeterId> {
-        let chosen = self.meter.as_ref()?;
-        (chosen.candidate.class == MeterClass::Application).then_some(())?;
-        self.candidates
-            .iter()
-            .find(|c| c.class == MeterClass::Points && c.refused.is_none())
-            .map(|c| c.id.clone())
     }
 
     /// Whether that meter judges it.

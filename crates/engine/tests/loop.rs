@@ -11,8 +11,8 @@ use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
     Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
-    NodeId, OperatorChoice, Owner, Pressure, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId,
-    Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId, Verdict,
+    Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -935,17 +935,12 @@ impl World {
                 executions: p.executions,
             });
         }
-        let waiting: f64 = plants.iter().filter(|p| p.alive).map(|p| p.waits).sum();
         Snapshot {
             at: Nanoseconds::from_secs(self.second),
             unix_seconds: 1_000_000 + self.second,
             interval: Nanoseconds::from_secs(1),
             machine: MachineSample {
                 cpu_busy: Nanoseconds::from_secs(1),
-                pressure_cpu: Pressure {
-                    some: Nanoseconds::from_secs_f64(waiting.min(1.0)),
-                    full: Nanoseconds::ZERO,
-                },
                 ..MachineSample::default()
             },
             workloads: Some(workloads),
@@ -1201,50 +1196,6 @@ fn spans_that_cannot_be_followed_are_told_and_stop_nothing() {
 }
 
 #[test]
-fn what_was_waited_for_is_told_with_a_trial_also_of_one_that_changes_nothing() {
-    let waits = |gain| Plant {
-        waits: 0.02,
-        ..plant("server", gain)
-    };
-    let mut world = World::new(vec![waits(0.10)], policy(), Memory::default());
-    world.run(900);
-    assert_eq!(world.verdict("server"), Verdict::Accepted);
-    let record = &world.records[0];
-    let [account] = record.waits.as_slice() else {
-        panic!("{record:?}");
-    };
-    assert_eq!(
-        (account.blocks_on + account.blocks_off) as usize,
-        record.blocks.len()
-    );
-    for change in [account.runqueue_wait.unwrap(), account.pressure_cpu.unwrap()] {
-        assert!((change.on - 0.02).abs() < 1e-6, "{account:?}");
-        assert!(
-            change.lower.abs() < 1e-6 && change.upper.abs() < 1e-6,
-            "{account:?}"
-        );
-    }
-    assert_eq!(account.pressure_memory.unwrap().on, 0.0);
-    assert_eq!(world.told(&account.to_string()), 1, "{:#?}", world.stories);
-
-    let calibrate = Policy {
-        mode: Mode::Calibrate,
-        ..policy()
-    };
-    let mut world = World::new(vec![waits(0.0)], calibrate, Memory::default());
-    world.run(3000);
-    let told = world.records.iter().filter(|r| !r.waits.is_empty());
-    assert!(told.count() > 0, "{:#?}", world.records);
-    assert!(world.records.iter().all(|r| r.kind == ExperimentKind::Placebo));
-
-    // Where nothing is waited for, or the kernel does not tell it, nothing is told.
-    let mut world = World::new(vec![plant("server", 0.10)], policy(), Memory::default());
-    world.run(900);
-    assert!(world.records[0].waits.is_empty());
-    assert_eq!(world.told("waited for a CPU"), 0);
-}
-
-#[test]
 fn a_recorded_trial_with_spans_is_decided_again_in_the_same_way() {
     let world = server(0.12, Spanned { tail: 2.0, ..SPANNED });
     let mut again = Engine::new(machine(), vec![Box::new(Try)], policy(), Memory::default());
@@ -1285,48 +1236,6 @@ impl Strategy for Promise {
             other => other,
         }
     }
-}
-
-#[test]
-fn progress_points_look_on_beside_the_programs_own_counter_and_decide_nothing() {
-    let run = |points: bool| {
-        let policy = Policy {
-            independent_check: true,
-            ..policy()
-        };
-        let mut world = World::new(vec![plant("gains", 0.12)], policy, Memory::default());
-        world.points = points;
-        world.run(900);
-        world
-    };
-    let (with, without) = (run(true), run(false));
-    let of = |world: &World| -> ExperimentRecord {
-        let ended = |r: &&ExperimentRecord| r.verdict.is_some();
-        world.records.iter().find(ended).unwrap().clone()
-    };
-    let (seen, alone) = (of(&with), of(&without));
-    assert_eq!(seen.meter.as_str(), "progress");
-    let witness = seen.witness.clone().expect("both counted");
-    assert_eq!(witness.meter.as_str(), "points");
-    assert!(witness.blocks >= 6);
-    // Here the points count the very same.
-    assert_eq!(witness.effect, witness.judge);
-    assert_eq!(witness.difference.estimate, 0.0);
-    assert_eq!(
-        ExperimentRecord {
-            witness: None,
-            ..seen
-        },
-        alone,
-        "it changes nothing else"
-    );
-    assert!(
-        with.stories
-            .iter()
-            .any(|s| s.contains("points, which looked on, says"))
-    );
-    let open = &with.open[&WorkloadId::from("gains")];
-    assert!(open.contains("progress") && !open.contains("points"), "{open:?}");
 }
 
 #[test]
@@ -4178,23 +4087,6 @@ fn when_the_meter_of_one_is_lost_in_the_trial_the_others_are_tried_again() {
 
 #[test]
 fn a_meter_that_only_looks_on_is_told_when_it_is_lost_and_the_trial_goes_on() {
-    // Progress points beside the program's own counter.
-    let checked = Policy {
-        independent_check: true,
-        ..policy()
-    };
-    let mut world = World::new(vec![plant("good", 0.12)], checked, Memory::default());
-    world.points = true;
-    while world.stages_missing("good", Stage::Trying) {
-        world.run(1);
-    }
-    world.run(5);
-    world.lose("good", "points");
-    world.run(900);
-    assert_eq!(world.verdict("good"), Verdict::Accepted);
-    let text = "the meter points, which looked on in experiment 1, was lost: its code was made anew";
-    assert_eq!(world.told(text), 1, "{:#?}", world.stories);
-
     // The second kind of kernel work, which would end the trial if it were read.
     let mut world = two_kinds(TwoKinds { changed: 0.5, ..KEPT }, 42);
     while world.stages_missing("server", Stage::Trying) {

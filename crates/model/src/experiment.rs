@@ -153,22 +153,6 @@ pub struct MemberOutcome {
     pub effect: Option<Effect>,
 }
 
-/// What a second meter said of a trial that another one judged.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WitnessAccount {
-    /// The second meter.
-    pub meter: MeterId,
-    /// Blocks in which both counted.
-    pub blocks: u32,
-    /// The effect by it. Like the others it is the difference of the means of the blocks, with an interval of two standard errors at
-    /// one look: no verdict rests on it.
-    pub effect: Effect,
-    /// The same by the meter that judged, over the same blocks.
-    pub judge: Effect,
-    /// Of what it said by how much it was off: (1 + its effect) ÷ (1 + that of the judge) − 1, compared block by block.
-    pub difference: Effect,
-}
-
 /// How long a share of the spans was with the change and without.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpanChange {
@@ -233,105 +217,6 @@ impl std::fmt::Display for SpansAccount {
             Some(why) => write!(f, "; {why}"),
             None => Ok(()),
         }
-    }
-}
-
-/// A share of the time in which something was waited for, with the change and without: seconds in each second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WaitChange {
-    /// With it: the mean of the blocks.
-    #[serde(with = "crate::units::any_number")]
-    pub on: f64,
-    /// Without.
-    #[serde(with = "crate::units::any_number")]
-    pub off: f64,
-    /// How much more it was with it: `on` − `off`.
-    #[serde(with = "crate::units::any_number")]
-    pub more: f64,
-    /// Lower end of that, of an interval of 95 % at one look.
-    #[serde(with = "crate::units::any_number")]
-    pub lower: f64,
-    /// Upper end.
-    #[serde(with = "crate::units::any_number")]
-    pub upper: f64,
-}
-
-impl WaitChange {
-    /// As a time of each second.
-    fn as_time(&self) -> String {
-        let signed = |seconds: f64| {
-            let sign = if seconds < 0.0 { '-' } else { '+' };
-            format!("{sign}{}", time_in_words(seconds.abs()))
-        };
-        format!(
-            "{} of each second with it and {} without ({} [{}, {}])",
-            time_in_words(self.on),
-            time_in_words(self.off),
-            signed(self.more),
-            signed(self.lower),
-            signed(self.upper)
-        )
-    }
-
-    /// As a share of the time, and the difference in percentage points.
-    fn as_share(&self) -> String {
-        if self.on == 0.0 && self.off == 0.0 {
-            return "never".to_owned();
-        }
-        format!(
-            "in {:.1} % of the time with it and {:.1} % without ({:+.1} [{:+.1}, {:+.1}] points)",
-            self.on * 100.0,
-            self.off * 100.0,
-            self.more * 100.0,
-            self.lower * 100.0,
-            self.upper * 100.0
-        )
-    }
-}
-
-/// What was waited for in a trial, by a workload that was tried and by anything on the machine. No verdict rests on it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WaitsAccount {
-    /// The workload.
-    pub workload: WorkloadId,
-    /// Blocks with the change in which it was sampled.
-    pub blocks_on: u32,
-    /// Blocks without.
-    pub blocks_off: u32,
-    /// For how long its threads waited on run queues in each second, all together: how many of them were ready to run and had no CPU, on
-    /// average; `None` where the kernel does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub runqueue_wait: Option<WaitChange>,
-    /// Share of the time in which something on the machine waited for a CPU (PSI `some`). This and the next two are told with the
-    /// first workload only, and `None` where the kernel has no PSI.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_cpu: Option<WaitChange>,
-    /// … for memory that had to be freed or brought back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_memory: Option<WaitChange>,
-    /// … for storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure_io: Option<WaitChange>,
-}
-
-impl std::fmt::Display for WaitsAccount {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "over {} blocks ", self.blocks_on + self.blocks_off)?;
-        if let Some(own) = &self.runqueue_wait {
-            write!(f, "its threads together waited for a CPU {}; ", own.as_time())?;
-        }
-        let machine: Vec<String> = [
-            ("a CPU", self.pressure_cpu),
-            ("memory", self.pressure_memory),
-            ("storage", self.pressure_io),
-        ]
-        .into_iter()
-        .filter_map(|(what, change)| Some(format!("for {what} {}", change?.as_share())))
-        .collect();
-        if !machine.is_empty() {
-            write!(f, "something on the machine waited {}; ", machine.join(", "))?;
-        }
-        f.write_str("no verdict rests on that")
     }
 }
 
@@ -432,15 +317,9 @@ pub struct ExperimentRecord {
     /// What such a trial showed of each of them, the first and then the others; empty while it runs, and of a trial of one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberOutcome>,
-    /// What progress points said of it that were counted beside the meter that judged; `None` where there were none, and while it runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub witness: Option<WitnessAccount>,
     /// What was seen of the spans of those that were tried; empty while it runs, and where nobody could look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<SpansAccount>,
-    /// What was waited for meanwhile; empty while it runs, in a rollout, and where nothing is known of it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<WaitsAccount>,
     /// Whether meters of kernel work by which it was judged kept their meaning; empty while it runs, and where it was judged by others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<MeaningAccount>,
@@ -546,44 +425,5 @@ mod tests {
         assert_eq!(words(0.011, -1.0, far), "+1.1 % (no interval yet)");
         assert_eq!(words(f64::NAN, -1.0, far), "a change that is not known yet");
         assert_eq!(effect_in_words(None, Some(0.5), None), "at least +50.0 %");
-    }
-
-    #[test]
-    fn what_was_waited_for_is_told_in_words_and_what_is_not_known_is_left_out() {
-        let change = |on: f64, off: f64| WaitChange {
-            on,
-            off,
-            more: on - off,
-            lower: -0.0001,
-            upper: 0.02,
-        };
-        let all = WaitsAccount {
-            workload: "db".into(),
-            blocks_on: 5,
-            blocks_off: 6,
-            runqueue_wait: Some(change(0.0125, 0.01)),
-            pressure_cpu: Some(change(0.25, 0.24)),
-            pressure_memory: Some(change(0.0, 0.0)),
-            pressure_io: Some(change(0.0, 0.25)),
-        };
-        let own = "over 11 blocks its threads together waited for a CPU 12.50 ms of each second with it and 10.00 ms without (+2.50 ms \
-                   [-100.0 µs, +20.00 ms]); ";
-        let machine = "something on the machine waited for a CPU in 25.0 % of the time with it and 24.0 % without (+1.0 [-0.0, +2.0] points), \
-                       for memory never, for storage in 0.0 % of the time with it and 25.0 % without (-25.0 [-0.0, +2.0] points); ";
-        let end = "no verdict rests on that";
-        assert_eq!(all.to_string(), format!("{own}{machine}{end}"));
-        let without_psi = WaitsAccount {
-            pressure_cpu: None,
-            pressure_memory: None,
-            pressure_io: None,
-            ..all.clone()
-        };
-        assert_eq!(without_psi.to_string(), format!("{own}{end}"));
-        let written = serde_json::to_string(&without_psi).unwrap();
-        assert!(!written.contains("pressure"), "{written}");
-        for account in [all, without_psi] {
-            let text = serde_json::to_string(&account).unwrap();
-            assert_eq!(serde_json::from_str::<WaitsAccount>(&text).unwrap(), account);
-        }
     }
 }

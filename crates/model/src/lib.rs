@@ -22,8 +22,7 @@ pub mod workload;
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
     Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord,
-    MeaningAccount, MemberOutcome, SpanChange, SpansAccount, StrategyId, Verdict, WaitChange, WaitsAccount,
-    WitnessAccount, effect_in_words,
+    MeaningAccount, MemberOutcome, SpanChange, SpansAccount, StrategyId, Verdict, effect_in_words,
 };
 pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};

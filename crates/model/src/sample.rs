@@ -212,22 +212,12 @@ impl MachineSample {
     /// Share of the interval in which some task waited for memory (PSI `some`), 0 to 1; 0 where the kernel does not tell.
     #[must_use]
     pub fn stalled_for_memory(&self, interval: Nanoseconds) -> f64 {
-        let [_, memory, _] = self.pressure(interval);
-        memory
-    }
-
-    /// Shares of the interval in which some task waited for a CPU, for memory and for storage (PSI `some`), 0 to 1; 0 where the
-    /// kernel does not tell.
-    #[must_use]
-    pub fn pressure(&self, interval: Nanoseconds) -> [f64; 3] {
         let seconds = interval.as_secs_f64();
-        [self.pressure_cpu, self.pressure_memory, self.pressure_io].map(|pressure| {
-            if seconds > 0.0 {
-                pressure.some.as_secs_f64() / seconds
-            } else {
-                0.0
-            }
-        })
+        if seconds > 0.0 {
+            self.pressure_memory.some.as_secs_f64() / seconds
+        } else {
+            0.0
+        }
     }
 
     /// Whether memory is short: what is needed is taken, and comes back.

@@ -17,7 +17,6 @@
 //! | [`guard`] | does an accepted gain last? |
 //! | [`breaker`] | must this block be ended at once? |
 //! | [`trimmed`] | did somebody else lose by it? |
-//! | [`merit`] | does a work meter follow the load, and stand still where nothing is changed? |
 //! | [`robust`] | medians, spreads, correlations, stable elementary functions, quality of a work meter |
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -26,7 +25,6 @@ pub mod block_length;
 pub mod breaker;
 pub mod discovery;
 pub mod guard;
-pub mod merit;
 pub mod robust;
 pub mod simulation;
 pub mod staged;

@@ -24,7 +24,7 @@ pub use resilient::{HistoryState, ResilientHistory};
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WitnessAccount, WorkloadId,
+    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
 };
 use migrations::{LATEST, MIGRATIONS};
 use rusqlite::types::Value;
@@ -624,7 +624,6 @@ impl History {
             if !experiment.others.is_empty() {
                 experiment.members = self.members(experiment.id)?;
             }
-            experiment.witness = self.witness(experiment.id).map_err(|e| self.error(e))?;
             if filter.blocks {
                 experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
             }
@@ -653,11 +652,6 @@ impl History {
             Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.spans", text))?,
             None => Vec::new(),
         };
-        let waits: Option<String> = row.get("waits").map_err(|e| self.error(e))?;
-        let waits = match waits {
-            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.waits", text))?,
-            None => Vec::new(),
-        };
         let meanings: Option<String> = row.get("meanings").map_err(|e| self.error(e))?;
         let meanings = match meanings {
             Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.meanings", text))?,
@@ -666,7 +660,6 @@ impl History {
         let read = read_experiment(row, kind, verdict).map_err(|e| self.error(e))?;
         Ok(ExperimentRecord {
             spans,
-            waits,
             meanings,
             ..read
         })
@@ -724,33 +717,6 @@ impl History {
                 }),
             })
             .collect()
-    }
-
-    fn witness(&self, id: ExperimentId) -> rusqlite::Result<Option<WitnessAccount>> {
-        self.connection
-            .prepare_cached("SELECT * FROM experiment_witnesses WHERE experiment = ?1")?
-            .query_row([bits(id.0)], read_witness)
-            .optional()
-    }
-
-    /// What a second meter said in every experiment in which one counted beside the meter that judged, newest first; of one workload (by
-    /// its name at the time) or of all. At most [`ROWS_MAX`].
-    ///
-    /// # Errors
-    /// About the file.
-    pub fn witnesses(&self, workload: Option<&WorkloadId>) -> Result<Vec<WitnessAccount>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<_>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT experiment_witnesses.* FROM experiment_witnesses
-                     JOIN experiments ON experiments.id = experiment_witnesses.experiment
-                     WHERE ?1 IS NULL OR experiments.workload_name = ?1
-                     ORDER BY experiments.id DESC LIMIT ?2",
-                )?
-                .query_map(params![workload.map(WorkloadId::as_str), ROWS_MAX], read_witness)?
-                .collect()
-        };
-        query().map_err(|e| self.error(e))
     }
 
     fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
@@ -1232,9 +1198,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans, meanings, waits)
+            harm_exposure, reader, spans, meanings)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1248,7 +1214,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
             harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
-            meanings = excluded.meanings, waits = excluded.waits",
+            meanings = excluded.meanings",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1285,7 +1251,6 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         e.reader.as_ref().map(Fingerprint::as_str),
         (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
         (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
-        (!e.waits.is_empty()).then(|| serde_json::to_string(&e.waits)).and_then(Result::ok),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1331,34 +1296,6 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect.confidence,
         ])?;
     }
-    if let Some(witness) = &e.witness {
-        let ends = [&witness.effect, &witness.judge, &witness.difference]
-            .map(|e| [e.estimate, e.lower, e.upper, e.confidence]);
-        let [effect, judge, difference] = ends;
-        t.prepare_cached(
-            "INSERT OR REPLACE INTO experiment_witnesses (experiment, meter, blocks, effect_estimate, effect_lower, effect_upper,
-                effect_confidence, judge_estimate, judge_lower, judge_upper, judge_confidence, difference_estimate,
-                difference_lower, difference_upper, difference_confidence)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
-        )?
-        .execute(params![
-            bits(e.id.0),
-            witness.meter.as_str(),
-            witness.blocks,
-            effect[0],
-            effect[1],
-            effect[2],
-            effect[3],
-            judge[0],
-            judge[1],
-            judge[2],
-            judge[3],
-            difference[0],
-            difference[1],
-            difference[2],
-            difference[3],
-        ])?;
-    }
     // Blocks that are stored already are not written again: a running experiment is recorded at every block.
     let mut insert = t.prepare_cached(
         "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
@@ -1392,26 +1329,6 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
     Ok(())
 }
 
-fn read_witness(r: &Row<'_>) -> rusqlite::Result<WitnessAccount> {
-    let effect = |prefix: &str| -> rusqlite::Result<Effect> {
-        let end =
-            |part: &str| -> rusqlite::Result<f64> { Ok(real(r.get(format!("{prefix}_{part}").as_str())?)) };
-        Ok(Effect {
-            estimate: end("estimate")?,
-            lower: end("lower")?,
-            upper: end("upper")?,
-            confidence: end("confidence")?,
-        })
-    };
-    Ok(WitnessAccount {
-        meter: MeterId::new(r.get::<_, String>("meter")?),
-        blocks: r.get("blocks")?,
-        effect: effect("effect")?,
-        judge: effect("judge")?,
-        difference: effect("difference")?,
-    })
-}
-
 fn read_experiment(
     r: &Row<'_>,
     kind: ExperimentKind,
@@ -1436,9 +1353,7 @@ fn read_experiment(
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
         others: Vec::new(),
         members: Vec::new(),
-        witness: None,
         spans: Vec::new(),
-        waits: Vec::new(),
         meanings: Vec::new(),
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,

@@ -11,7 +11,7 @@ mod common;
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MeaningAccount,
-    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WaitChange, WaitsAccount, WitnessAccount,
+    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -48,25 +48,6 @@ fn spans(unseen: Option<&str>) -> SpansAccount {
     }
 }
 
-fn waits(with_machine: bool) -> WaitsAccount {
-    let change = WaitChange {
-        on: 0.12,
-        off: 0.1,
-        more: 0.02,
-        lower: -0.01,
-        upper: 0.05,
-    };
-    WaitsAccount {
-        workload: "redis-server.service".into(),
-        blocks_on: 9,
-        blocks_off: 8,
-        runqueue_wait: Some(change),
-        pressure_cpu: with_machine.then_some(change),
-        pressure_memory: with_machine.then_some(change),
-        pressure_io: with_machine.then_some(change),
-    }
-}
-
 fn meaning(unwatched: Option<&str>) -> MeaningAccount {
     let change = Effect {
         estimate: 0.001,
@@ -97,29 +78,8 @@ fn experiment(id: u64) -> ExperimentRecord {
         fingerprint: "unit:redis-server.service".into(),
         others: Vec::new(),
         members: Vec::new(),
-        // Known of every other one; an end may be unbounded.
-        witness: (id % 2 == 0).then(|| {
-            let effect = |estimate, upper| Effect {
-                estimate,
-                lower: estimate - 0.01,
-                upper,
-                confidence: 0.9,
-            };
-            WitnessAccount {
-                meter: "points".into(),
-                blocks: 20,
-                effect: effect(0.138, f64::INFINITY),
-                judge: effect(0.143, 0.2),
-                difference: effect(-0.005, 0.002),
-            }
-        }),
         spans: if id % 3 == 0 {
             vec![spans(None), spans(Some("it has more than 64 threads"))]
-        } else {
-            Vec::new()
-        },
-        waits: if id % 3 == 0 {
-            vec![waits(true), waits(false)]
         } else {
             Vec::new()
         },
@@ -467,37 +427,6 @@ fn filters_choose_and_the_newest_come_first() {
         })
         .unwrap();
     assert!(without.iter().all(|e| e.blocks.is_empty()));
-}
-
-#[test]
-fn what_second_meters_said_is_known_of_all_experiments_however_many_are_listed() {
-    let mut history = History::in_memory(HistoryOptions::default()).unwrap();
-    for id in 1..=60 {
-        let mut e = experiment(id);
-        if id > 50 {
-            e.workload = "other".into();
-        }
-        if let Some(witness) = &mut e.witness {
-            witness.blocks = u32::try_from(id).unwrap();
-        }
-        history.record_experiment(&e).unwrap();
-    }
-    let listed = history
-        .experiments(&ExperimentFilter {
-            limit: 20,
-            ..ExperimentFilter::default()
-        })
-        .unwrap();
-    assert_eq!(listed.iter().filter(|e| e.witness.is_some()).count(), 10);
-    let all = history.witnesses(None).unwrap();
-    let blocks = |of: &[WitnessAccount]| -> Vec<u32> { of.iter().map(|w| w.blocks).collect() };
-    let even_from = |most: u32| -> Vec<u32> { (1..=most / 2).rev().map(|half| 2 * half).collect() };
-    assert_eq!(blocks(&all), even_from(60));
-    // Exactly what is stored with the experiment, the newest first.
-    assert_eq!(Some(&all[0]), listed[0].witness.as_ref());
-    let of_one = history.witnesses(Some(&"redis-server.service".into())).unwrap();
-    assert_eq!(blocks(&of_one), even_from(50));
-    assert!(history.witnesses(Some(&"nobody".into())).unwrap().is_empty());
 }
 
 #[test]
@@ -1175,13 +1104,38 @@ fn a_machine_whose_name_is_no_text_any_more_is_damage() {
 }
 
 #[test]
-fn a_trial_that_was_written_before_waits_were_told_is_read() {
+fn what_an_earlier_version_told_beside_a_trial_is_left_unread() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(HISTORY_FILE);
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/upgrade/history.sqlite");
+    std::fs::copy(fixture, &path).unwrap();
+    let raw = rusqlite::Connection::open(&path).unwrap();
+    let told: u32 = raw
+        .query_row(
+            "SELECT COUNT(*) FROM experiments WHERE waits IS NOT NULL",
+            [],
+            |r| r.get(0),
+        )
+        .unwrap();
+    assert_eq!(told, 1);
+    raw.execute(
+        "INSERT INTO experiment_witnesses (experiment, meter, blocks) VALUES (2, 'points', 20)",
+        [],
+    )
+    .unwrap();
+    drop(raw);
+    let mut history = History::open(&path, HistoryOptions::default()).unwrap();
+    let read = history.experiments(&ExperimentFilter::default()).unwrap();
+    assert_eq!(read.iter().map(|e| e.id.0).collect::<Vec<_>>(), [2, 1]);
+    assert!(!read[0].spans.is_empty());
+    history.record_experiment(&read[0]).unwrap();
+    assert_eq!(history.experiments(&ExperimentFilter::default()).unwrap(), read);
+    // So it is with what an earlier version recorded as JSON.
     let whole = experiment(3);
     let mut old = serde_json::to_value(&whole).unwrap();
-    assert!(old.as_object_mut().unwrap().remove("waits").is_some());
-    let read: ExperimentRecord = serde_json::from_value(old).unwrap();
-    let waits = Vec::new();
-    assert_eq!(read, ExperimentRecord { waits, ..whole });
+    old["waits"] = serde_json::json!([{"workload": "redis-server.service", "blocks_on": 9, "blocks_off": 8}]);
+    old["witness"] = serde_json::json!({"meter": "points", "blocks": 20});
+    assert_eq!(serde_json::from_value::<ExperimentRecord>(old).unwrap(), whole);
 }
 
 #[test]

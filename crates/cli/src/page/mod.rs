@@ -398,22 +398,8 @@ fn receipts(h: &mut Html, t: &Tried) {
     if e.ended_unix > e.started_unix {
         facts.push(("took", hours_or_less((e.ended_unix - e.started_unix) as f64)));
     }
-    if let Some(w) = &e.witness {
-        facts.push((
-            "beside it counted",
-            format!(
-                "{}: {}, where the meter that judged said {} in the same blocks",
-                w.meter,
-                effect_text(&w.effect),
-                effect_text(&w.judge)
-            ),
-        ));
-    }
     for s in &e.spans {
         facts.push(("worked at once", s.text.clone()));
-    }
-    for w in &e.waits {
-        facts.push(("waited for", w.text.clone()));
     }
     for m in &e.meanings {
         facts.push(("its unit of work", m.text.clone()));

@@ -1,7 +1,7 @@
 //! `homeostat meter` as people read it.
 
 use super::heading;
-use super::text::{Look, Tone, effect, percent, plural, table, wrap};
+use super::text::{Look, Tone, percent, plural, table, wrap};
 use homeostat_daemon::meters::{Known, Listing, Test, Tried};
 use std::fmt::Write;
 
@@ -98,7 +98,6 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
             out.push_str(&wrap(&text, "  ", look.width));
         }
     }
-    checks(&opened, look, &mut out);
     spans(t, look, &mut out);
     for m in &t.meters {
         if let Some(story) = &m.story {
@@ -117,72 +116,6 @@ pub fn meter_test(t: &Test, look: &Look) -> String {
         out.push_str(&table(&["METER", "WHY"], &shut, look));
     }
     out
-}
-
-/// How the meters that count follow the load, and what they show of nothing.
-fn checks(opened: &[&Tried], look: &Look, out: &mut String) {
-    // What counts nothing follows nothing, which is said above.
-    let counting: Vec<&&Tried> = opened.iter().filter(|m| m.rate > Some(0.0)).collect();
-    if counting.is_empty() {
-        return;
-    }
-    heading("Whether they follow the load, and nothing else", look, out);
-    if counting
-        .iter()
-        .any(|m| m.linearity.is_some() || m.placebo.is_some())
-    {
-        let dash = || "-".to_owned();
-        let rows: Vec<Vec<String>> = counting
-            .iter()
-            .map(|m| {
-                let linearity = m.linearity.as_ref();
-                vec![
-                    format!("{} {}", if m.taken { "*" } else { " " }, m.id),
-                    linearity.map_or_else(dash, |l| format!("{:.2} ± {:.2}", l.slope, l.error)),
-                    linearity.map_or_else(dash, |l| percent(l.cpu_range, 0)),
-                    m.placebo.as_ref().map_or_else(dash, effect),
-                ]
-            })
-            .collect();
-        out.push_str(&table(
-            &["  METER", "SLOPE", "CPU VARIED BY", "PLACEBO"],
-            &rows,
-            look,
-        ));
-    }
-    unknown("SLOPE", &counting, |m| m.linearity_unknown.as_ref(), look, out);
-    unknown("PLACEBO", &counting, |m| m.placebo_unknown.as_ref(), look, out);
-    out.push_str(&wrap(
-        "SLOPE: of ln(work) on ln(CPU time) over blocks of 4 s; 1 = proportional. PLACEBO: what a trial would have shown of a change \
-         that does nothing, with its interval of 95 %; one that leaves out 0 by much moves by itself.",
-        "  ",
-        look.width,
-    ));
-}
-
-/// Why a figure is missing: once for all meters that share the reason.
-fn unknown(
-    figure: &str,
-    meters: &[&&Tried],
-    why: impl Fn(&Tried) -> Option<&String>,
-    look: &Look,
-    out: &mut String,
-) {
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for (why, id) in meters.iter().filter_map(|m| Some((why(m)?, &m.id))) {
-        match reasons.iter_mut().find(|(known, _)| known == why) {
-            Some((_, ids)) => ids.push(id),
-            None => reasons.push((why, vec![id])),
-        }
-    }
-    for (why, ids) in reasons {
-        let whose = if ids.len() == meters.len() {
-            String::new()
-        } else {
-            format!(" of {}", ids.join(", "))
-        };
-        out.push_str(&wrap(&format!("No {figure}{whose}: {why}."), "  ", look.width));
-    }
 }
 
 /// How long its threads work at once, and what is waited for.

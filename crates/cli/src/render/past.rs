@@ -4,8 +4,7 @@ use super::text::{
     Look, all_of, bytes, count, effect, first_of, hours_or_less, lost_work, percent, plural, table, wrap,
 };
 use super::verdict_tone;
-use homeostat_daemon::api::Effect;
-use homeostat_daemon::report::{Past, PastExperiment, Witness};
+use homeostat_daemon::report::{Past, PastExperiment};
 use std::fmt::Write as _;
 
 /// `homeostat history`.
@@ -29,10 +28,7 @@ pub fn past(p: &Past, look: &Look) -> String {
                 },
                 look.paint(verdict_tone(verdict), verdict),
                 e.effect.as_ref().map_or_else(String::new, effect),
-                match &e.witness {
-                    Some(w) => format!("{}; {}", why(e), both(w)),
-                    None => why(e),
-                },
+                why(e),
             ]
         })
         .collect();
@@ -41,41 +37,12 @@ pub fn past(p: &Past, look: &Look) -> String {
         &rows,
         look,
     );
-    if let Some(w) = &p.witnesses {
-        let text = format!(
-            "In {} progress points were counted beside the meter that judged: what they said of the effect was off by {} on average, \
-             half of the time by less than {}, at most by {}; in {} that cannot be chance.",
-            plural(u64::from(w.experiments), "experiment"),
-            signed(w.mean),
-            percent(w.median, 1),
-            percent(w.largest, 1),
-            w.proven
-        );
-        out.push('\n');
-        out.push_str(&wrap(&text, "", look.width));
-    }
     let _ = writeln!(
         out,
         "\nEvery block of one: homeostat history --blocks {}",
         p.experiments[0].id
     );
     out
-}
-
-/// A share with its sign, in percent.
-fn signed(share: f64) -> String {
-    format!("{:+.1} %", share * 100.0)
-}
-
-/// An effect by the meter that judged and by the one that looked on.
-fn both(w: &Witness) -> String {
-    let estimate = |e: &Effect| e.estimate.map_or_else(|| "?".to_owned(), signed);
-    format!(
-        "by meter {}, by {} {}",
-        estimate(&w.judge),
-        w.meter,
-        estimate(&w.effect)
-    )
 }
 
 /// Why it ended as it did. One without a verdict runs, or was cut off by a crash or a power loss.
@@ -113,21 +80,9 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
         "  ",
         look.width,
     ));
-    if let Some(w) = &e.witness {
-        let text = format!(
-            "over {} in which both counted: by meter {}, by {} {}; compared block by block {}",
-            plural(u64::from(w.blocks), "block"),
-            effect(&w.judge),
-            w.meter,
-            effect(&w.effect),
-            effect(&w.difference)
-        );
-        out.push_str(&wrap(&text, "  ", look.width));
-    }
     let spans = e.spans.iter().map(|s| (&s.workload, &s.text));
-    let waits = e.waits.iter().map(|w| (&w.workload, &w.text));
     let meanings = e.meanings.iter().map(|m| (&m.workload, &m.text));
-    for (workload, text) in spans.chain(waits).chain(meanings) {
+    for (workload, text) in spans.chain(meanings) {
         let text = if e.others.is_empty() {
             text.clone()
         } else {

@@ -365,14 +365,6 @@ fn the_past_is_listed_and_shown_block_by_block() {
         score: Some(score),
         broken: index == 1,
     };
-    let of = |estimate, lower, upper| {
-        homeostat_daemon::api::Effect::from(Effect {
-            estimate,
-            lower,
-            upper,
-            confidence: 0.9,
-        })
-    };
     let span = |on_s: f64, off_s: f64| {
         let longer = Effect {
             estimate: on_s / off_s - 1.0,
@@ -387,13 +379,6 @@ fn the_past_is_listed_and_shown_block_by_block() {
             longer,
             longer_for_its_work: longer,
         }
-    };
-    let wait = |on: f64, off: f64| homeostat_model::WaitChange {
-        on,
-        off,
-        more: on - off,
-        lower: on - off - 0.003,
-        upper: on - off + 0.003,
     };
     let one = homeostat_daemon::report::PastExperiment {
         id: 7,
@@ -430,13 +415,6 @@ fn the_past_is_listed_and_shown_block_by_block() {
             }
             .into(),
         ),
-        witness: Some(homeostat_daemon::report::Witness {
-            meter: "points".into(),
-            blocks: 20,
-            effect: of(0.136, 0.10, 0.17),
-            judge: of(0.139, 0.11, 0.17),
-            difference: of(-0.003, -0.006, 0.001),
-        }),
         spans: vec![homeostat_daemon::report::TrialSpans::from(
             &homeostat_model::SpansAccount {
                 workload: "redis-server.service".into(),
@@ -445,23 +423,6 @@ fn the_past_is_listed_and_shown_block_by_block() {
                 blocks_off: 11,
                 median: Some(span(0.000_18, 0.000_2)),
                 p99: Some(span(0.001_9, 0.001_8)),
-            },
-        )],
-        waits: vec![homeostat_daemon::report::TrialWaits::from(
-            &homeostat_model::WaitsAccount {
-                workload: "redis-server.service".into(),
-                blocks_on: 11,
-                blocks_off: 11,
-                runqueue_wait: Some(wait(0.0125, 0.01)),
-                pressure_cpu: Some(wait(0.231, 0.22)),
-                pressure_memory: Some(homeostat_model::WaitChange {
-                    on: 0.0,
-                    off: 0.0,
-                    more: 0.0,
-                    lower: 0.0,
-                    upper: 0.0,
-                }),
-                pressure_io: Some(wait(0.004, 0.006)),
             },
         )],
         meanings: [Some(0.002), None]
@@ -499,13 +460,11 @@ fn the_past_is_listed_and_shown_block_by_block() {
         id: 8,
         verdict: None,
         effect: None,
-        witness: None,
         reason: String::new(),
         ..one.clone()
     };
     let both = homeostat_daemon::report::Past {
         schema: 1,
-        witnesses: homeostat_daemon::report::WitnessError::of(&one.witness),
         experiments: vec![unfinished, one],
     };
     insta::assert_snapshot!("past", super::past(&both, &look()));
@@ -692,18 +651,12 @@ fn tried() -> homeostat_daemon::meters::Test {
     let meter = |id: &str, rate: Option<f64>, more: serde_json::Value| {
         let mut meter = serde_json::json!({
             "id": id, "class": "kernel", "unit": "requests", "rate": rate, "noise": null, "detectable": null,
-            "linearity": null, "linearity_unknown": null, "placebo": null, "placebo_unknown": null,
             "cost": 0.0, "counted": 1.0, "taken": false, "why": "", "story": null, "readings": [],
         });
         for (key, value) in more.as_object().unwrap() {
             meter[key] = value.clone();
         }
         meter
-    };
-    let placebo = |estimate: f64| {
-        serde_json::json!({
-            "estimate": estimate, "lower": estimate - 0.004, "upper": estimate + 0.005, "confidence": 0.95,
-        })
     };
     let meters = [
         meter(
@@ -712,7 +665,6 @@ fn tried() -> homeostat_daemon::meters::Test {
             serde_json::json!({
                 "noise": 0.001, "detectable": 0.0265, "taken": true,
                 "why": "taken: nothing closer to the work can be counted",
-                "linearity": {"slope": 1.02, "error": 0.03, "cpu_range": 0.35}, "placebo": placebo(0.001),
             }),
         ),
         meter(
@@ -721,7 +673,6 @@ fn tried() -> homeostat_daemon::meters::Test {
             serde_json::json!({
                 "noise": 0.0338, "detectable": 0.0395, "cost": 0.0041, "counted": 0.02,
                 "why": "good, but redis is closer to the work or steadier",
-                "linearity_unknown": "CPU use varied by 3 % only, 22 % are needed", "placebo": placebo(0.02),
             }),
         ),
         meter(
@@ -729,8 +680,6 @@ fn tried() -> homeostat_daemon::meters::Test {
             Some(0.0),
             serde_json::json!({
                 "why": "counted nothing in 45 s: the program does no such work, or is idle",
-                "linearity_unknown": "it counted nothing in 11 of 11 blocks",
-                "placebo_unknown": "it counted nothing in 11 of 11 blocks",
             }),
         ),
         meter(
@@ -798,19 +747,7 @@ fn a_test_of_meters_says_why_a_figure_is_missing() {
     test.spans = None;
     test.spans_unknown = Some("its waits cannot be seen".into());
     test.waits = homeostat_daemon::meters::Waits::default();
-    for meter in &mut test.meters {
-        (meter.linearity, meter.placebo) = (None, None);
-        let why = "3 blocks with work so far, 8 are needed";
-        meter.linearity_unknown = Some(why.into());
-        meter.placebo_unknown = Some(why.into());
-    }
     let text = super::meter_test(&test, &look());
-    assert_eq!(
-        text.matches("3 blocks with work").count(),
-        2,
-        "once a figure: {text}"
-    );
-    assert!(!text.contains("CPU VARIED BY"), "no table of dashes: {text}");
     assert!(text.contains("No times from wait to wait: its waits cannot be seen."));
     assert!(text.contains("(schedstat)") && text.contains("does not tell (PSI)"));
 }

@@ -198,7 +198,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     // 6: the reader that was contained
     "ALTER TABLE experiments ADD COLUMN reader TEXT;
     CREATE INDEX experiments_by_reader ON experiments (reader) WHERE reader IS NOT NULL;",
-    // 7: what a second meter said of a trial
+    // 7: what a second meter said of a trial; nothing reads or writes it any more
     "CREATE TABLE experiment_witnesses (
         experiment INTEGER PRIMARY KEY REFERENCES experiments (id) ON DELETE CASCADE,
         meter TEXT NOT NULL,
@@ -220,7 +220,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     "ALTER TABLE experiments ADD COLUMN spans TEXT;",
     // 9: whether the meters that judged kept their meaning: a JSON array
     "ALTER TABLE experiments ADD COLUMN meanings TEXT;",
-    // 10: what was waited for meanwhile: a JSON array
+    // 10: what was waited for meanwhile: a JSON array; nothing reads or writes it any more
     "ALTER TABLE experiments ADD COLUMN waits TEXT;",
 ];
 
