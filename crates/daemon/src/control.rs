@@ -1,9 +1,8 @@
 //! The control socket: Varlink over a Unix socket, with the caller checked by the kernel.
 //!
-//! The `varlink` crate speaks the protocol (parsing, introspection, replies); accepting, limits and timeouts are
-//! ours, because its server neither bounds the size of a request nor tells who calls. One thread accepts, one
-//! serves each connection, at most [`CONNECTIONS_MAX`]. They read the [`Board`] and put requests into a bounded
-//! channel; none of them touches the loop.
+//! A message of the protocol is a JSON object and a zero. The server bounds the size and the time of a request, and
+//! knows who calls. One thread accepts, one serves each connection, at most [`CONNECTIONS_MAX`]. They read the
+//! [`Board`] and put requests into a bounded channel; none of them touches the loop.
 
 use crate::api::{Explanation, Found, Plan, Status, Switch, find_workload};
 use crate::board::Board;
@@ -18,7 +17,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use varlink::{CallTrait, ConnectionHandler, Reply};
 
 /// Connections served at the same time.
 pub const CONNECTIONS_MAX: usize = 8;
@@ -45,6 +43,19 @@ const STACK_BYTES: usize = 256 * 1024;
 pub const INTERFACE: &str = include_str!("io.homeostat.varlink");
 /// Name of the interface.
 pub const NAME: &str = "io.homeostat";
+/// The interface that every Varlink service has.
+const SERVICE: &str = "org.varlink.service";
+/// The same as text.
+const SERVICE_INTERFACE: &str = "interface org.varlink.service
+
+method GetInfo() -> (vendor: string, product: string, version: string, url: string, interfaces: []string)
+method GetInterfaceDescription(interface: string) -> (description: string)
+
+error InterfaceNotFound (interface: string)
+error MethodNotFound (method: string)
+error MethodNotImplemented (method: string)
+error InvalidParameter (parameter: string)
+";
 
 /// What a person may ask the loop to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -365,11 +376,14 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 
 fn refuse(mut stream: UnixStream, reason: &str) {
     let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
-    let mut text = json!({"error": format!("{NAME}.Busy"), "parameters": {"reason": reason}})
-        .to_string()
-        .into_bytes();
-    text.push(0);
-    let _ = stream.write_all(&text);
+    let _ = send(
+        &mut stream,
+        &json!({"error": format!("{NAME}.Busy"), "parameters": {"reason": reason}}),
+    );
+}
+
+fn send(stream: &mut UnixStream, message: &Value) -> std::io::Result<()> {
+    stream.write_all(format!("{message}\0").as_bytes())
 }
 
 /// What came in.
@@ -385,13 +399,6 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64, is_root: bool) -
         shared: shared.clone(),
         may_change: is_root,
     };
-    let service = varlink::VarlinkService::new(
-        "homeostat",
-        "homeostat",
-        env!("CARGO_PKG_VERSION"),
-        env!("CARGO_PKG_REPOSITORY"),
-        vec![Box::new(desk)],
-    );
     let mut reader = std::io::BufReader::with_capacity(4096, stream.try_clone()?);
     let mut writer = stream;
     let mut patience = FIRST_REQUEST;
@@ -406,14 +413,7 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64, is_root: bool) -
                 refuse(writer, "the request is longer than 64 KiB");
                 break;
             }
-            Incoming::Request(request) => {
-                if service
-                    .handle(&mut request.as_slice(), &mut writer, None)
-                    .is_err()
-                {
-                    break;
-                }
-            }
+            Incoming::Request(request) => desk.answer(&request, &mut writer)?,
         }
     }
     Ok(())
@@ -442,6 +442,7 @@ fn next_request(
             .take(buffered.min(room))
             .read_until(0, &mut request)?;
         if request.last() == Some(&0) {
+            request.pop();
             return Ok(Incoming::Request(request));
         }
         if request.len() > REQUEST_BYTES_MAX {
@@ -460,47 +461,74 @@ struct Desk {
     may_change: bool,
 }
 
+/// A request of the protocol.
 #[derive(Deserialize)]
-struct ExplainParameters {
-    workload: String,
+struct Request {
+    method: String,
+    parameters: Option<Value>,
+    /// Whether several answers are welcome.
+    #[serde(default)]
+    more: bool,
+    /// Whether no answer is.
+    #[serde(default)]
+    oneway: bool,
 }
 
-#[derive(Default, Deserialize)]
-struct FollowParameters {
-    since: Option<u64>,
-}
+/// The parameters of the answer, or an error with its own.
+type Outcome = Result<Value, (String, Value)>;
 
-#[derive(Deserialize)]
-struct SwitchParameters {
-    on: bool,
-}
-
-#[derive(Deserialize)]
-struct UndoParameters {
-    action: u64,
-}
-
-type Outcome = Result<Value, (&'static str, Value)>;
-
-impl Desk {
-    fn parameters<T: DeserializeOwned>(call: &varlink::Call<'_>) -> Result<T, String> {
-        let given = call
-            .request
-            .and_then(|r| r.parameters.clone())
-            .unwrap_or_else(|| json!({}));
-        serde_json::from_value(given).map_err(|e| e.to_string())
+impl Request {
+    fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<T, (String, Value)> {
+        let given = self.parameters.as_ref().map_or(Value::Null, |p| p[name].clone());
+        serde_json::from_value(given)
+            .map_err(|_| (format!("{SERVICE}.InvalidParameter"), json!({"parameter": name})))
     }
 
+    fn method_not_found(&self) -> Outcome {
+        Err((
+            format!("{SERVICE}.MethodNotFound"),
+            json!({"method": self.method}),
+        ))
+    }
+
+    /// The methods of [`SERVICE`].
+    fn introspect(&self, method: &str) -> Outcome {
+        match method {
+            "GetInfo" => Ok(json!({
+                "vendor": "homeostat",
+                "product": "homeostat",
+                "version": env!("CARGO_PKG_VERSION"),
+                "url": env!("CARGO_PKG_REPOSITORY"),
+                "interfaces": [SERVICE, NAME],
+            })),
+            "GetInterfaceDescription" => match self.parameter::<String>("interface")?.as_str() {
+                NAME => Ok(json!({"description": INTERFACE})),
+                SERVICE => Ok(json!({"description": SERVICE_INTERFACE})),
+                _ => Err((
+                    format!("{SERVICE}.InvalidParameter"),
+                    json!({"parameter": "interface"}),
+                )),
+            },
+            _ => self.method_not_found(),
+        }
+    }
+}
+
+fn error(name: &str, parameters: Value) -> Outcome {
+    Err((format!("{NAME}.{name}"), parameters))
+}
+
+impl Desk {
     /// Asks the loop, if the caller may.
     fn ask(&self, ask: Ask) -> Outcome {
         if !self.may_change {
-            return Err(("PermissionDenied", json!({"needs": "root"})));
+            return error("PermissionDenied", json!({"needs": "root"}));
         }
-        let busy = |reason: &str| ("Busy", json!({"reason": reason}));
+        let busy = |reason: &str| error("Busy", json!({"reason": reason}));
         let (answer, reply): (SyncSender<Answer>, Receiver<Answer>) = sync_channel(1);
         let undone = if let Ask::Undo(action) = ask { action } else { 0 };
         if !(self.shared.post)(Errand { ask, answer }) {
-            return Err(busy("the daemon has too many requests or is stopping"));
+            return busy("the daemon has too many requests or is stopping");
         }
         match reply.recv_timeout(ANSWER_PATIENCE) {
             Ok(Answer::Taken) => Ok(json!({})),
@@ -508,21 +536,21 @@ impl Desk {
             Ok(Answer::Switched(switched)) => Ok(json!(switched)),
             Ok(Answer::Reloaded(notes)) => Ok(json!({"notes": notes})),
             Ok(Answer::NoSuchAction(in_force)) => {
-                Err(("ActionNotFound", json!({"action": undone, "in_force": in_force})))
+                error("ActionNotFound", json!({"action": undone, "in_force": in_force}))
             }
-            Ok(Answer::BadConfiguration(message)) => Err(("BadConfiguration", json!({"message": message}))),
-            Err(RecvTimeoutError::Timeout) => Err(busy("the daemon did not answer in time")),
-            Err(RecvTimeoutError::Disconnected) => Err(busy("the daemon is stopping")),
+            Ok(Answer::BadConfiguration(message)) => error("BadConfiguration", json!({"message": message})),
+            Err(RecvTimeoutError::Timeout) => busy("the daemon did not answer in time"),
+            Err(RecvTimeoutError::Disconnected) => busy("the daemon is stopping"),
         }
     }
 
     fn explain(&self, workload: &str) -> Outcome {
         let view = self.shared.board.fresh_view();
         let not_found = |near: Vec<String>, ambiguous: bool| {
-            Err((
+            error(
                 "WorkloadNotFound",
                 json!({"workload": workload, "near": near, "ambiguous": ambiguous}),
-            ))
+            )
         };
         match find_workload(&view, workload) {
             Found::One(found) => Ok(json!({"explanation": Explanation::new(&view, found)})),
@@ -531,70 +559,64 @@ impl Desk {
         }
     }
 
-    fn follow(&self, call: &mut varlink::Call<'_>, since: u64) -> varlink::Result<()> {
-        let mut since = since;
-        let stream = call.wants_more();
+    fn follow(&self, stream: &mut UnixStream, mut since: u64, many: bool) -> std::io::Result<()> {
         loop {
-            let patience = if stream { FOLLOW_PULSE } else { Duration::ZERO };
+            let patience = if many { FOLLOW_PULSE } else { Duration::ZERO };
             let (lines, next, more) = self.shared.board.story_since(since, patience);
             since = next;
-            let go_on = stream && more;
-            call.set_continues(go_on);
-            call.reply_struct(Reply::parameters(Some(json!({"lines": lines, "next": next}))))?;
-            if !go_on {
-                return Ok(());
+            let parameters = json!({"lines": lines, "next": next});
+            if !(many && more) {
+                return send(stream, &json!({"parameters": parameters}));
             }
+            send(stream, &json!({"continues": true, "parameters": parameters}))?;
         }
     }
-}
 
-impl varlink::Interface for Desk {
-    fn get_description(&self) -> &'static str {
-        INTERFACE
+    /// Answers one request. What cannot be understood is an error, and ends the connection.
+    fn answer(&self, request: &[u8], stream: &mut UnixStream) -> std::io::Result<()> {
+        let request: Request = serde_json::from_slice(request)?;
+        let outcome = match request.method.rsplit_once('.') {
+            Some((NAME, method)) => match method {
+                "Follow" => match request.parameter::<Option<u64>>("since") {
+                    Ok(since) => return self.follow(stream, since.unwrap_or(0), request.more),
+                    Err(e) => Err(e),
+                },
+                _ => self.call(method, &request),
+            },
+            Some((SERVICE, method)) => request.introspect(method),
+            other => {
+                let interface = other.map_or(request.method.as_str(), |(interface, _)| interface);
+                Err((
+                    format!("{SERVICE}.InterfaceNotFound"),
+                    json!({"interface": interface}),
+                ))
+            }
+        };
+        if request.oneway {
+            return Ok(());
+        }
+        send(
+            stream,
+            &match outcome {
+                Ok(parameters) => json!({"parameters": parameters}),
+                Err((error, parameters)) => json!({"error": error, "parameters": parameters}),
+            },
+        )
     }
 
-    fn get_name(&self) -> &'static str {
-        NAME
-    }
-
-    fn call_upgraded(&self, _: &mut varlink::Call<'_>, _: &mut dyn BufRead) -> varlink::Result<Vec<u8>> {
-        Ok(Vec::new())
-    }
-
-    fn call(&self, call: &mut varlink::Call<'_>) -> varlink::Result<()> {
-        let method = call.request.map(|r| r.method.to_string()).unwrap_or_default();
+    fn call(&self, method: &str, request: &Request) -> Outcome {
         let board = &self.shared.board;
-        let outcome = match method.strip_prefix("io.homeostat.").unwrap_or_default() {
+        match method {
             "GetStatus" => Ok(json!({"status": Status::latest(board)})),
             "GetPlan" => Ok(json!({"plan": Plan::new(&board.fresh_view())})),
-            "Explain" => match Self::parameters::<ExplainParameters>(call) {
-                Ok(p) => self.explain(&p.workload),
-                Err(_) => return call.reply_invalid_parameter("workload".into()),
-            },
-            "Follow" => match Self::parameters::<FollowParameters>(call) {
-                Ok(p) => return self.follow(call, p.since.unwrap_or(0)),
-                Err(_) => return call.reply_invalid_parameter("since".into()),
-            },
-            "Undo" => match Self::parameters::<UndoParameters>(call) {
-                Ok(p) => self.ask(Ask::Undo(p.action)),
-                Err(_) => return call.reply_invalid_parameter("action".into()),
-            },
+            "Explain" => self.explain(&request.parameter::<String>("workload")?),
+            "Undo" => self.ask(Ask::Undo(request.parameter("action")?)),
             "UndoAll" => self.ask(Ask::UndoAll),
             "Pause" => self.ask(Ask::Pause),
             "Resume" => self.ask(Ask::Resume),
-            "Switch" => match Self::parameters::<SwitchParameters>(call) {
-                Ok(p) => self.ask(Ask::Switch(p.on)),
-                Err(_) => return call.reply_invalid_parameter("on".into()),
-            },
+            "Switch" => self.ask(Ask::Switch(request.parameter("on")?)),
             "Reload" => self.ask(Ask::Reload),
-            _ => return call.reply_method_not_found(method),
-        };
-        if call.is_oneway() {
-            return Ok(());
+            _ => request.method_not_found(),
         }
-        call.reply_struct(match outcome {
-            Ok(parameters) => Reply::parameters(Some(parameters)),
-            Err((error, parameters)) => Reply::error(format!("{NAME}.{error}"), Some(parameters)),
-        })
     }
 }

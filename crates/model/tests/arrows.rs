@@ -183,3 +183,36 @@ fn the_lock_file_of_the_fuzzer_knows_what_the_crates_depend_on() {
     }
     assert!(compared >= 4, "only {compared} crates of ours in fuzz/Cargo.lock");
 }
+
+/// Foreign crates in the daemon's program, those that only build it included.
+const FOREIGN_MAX: usize = 60;
+
+#[test]
+fn the_daemons_program_holds_few_foreign_crates_and_no_simulated_machine() {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args("tree --offline --package homeostat-cli --edges normal --prefix none --format".split(' '))
+        .arg("{p}")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo tree works");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (own, foreign): (BTreeSet<&str>, BTreeSet<&str>) = text
+        .lines()
+        // Name and version; marks of cargo follow.
+        .filter_map(|line| {
+            line.match_indices(' ')
+                .nth(1)
+                .map_or(Some(line), |(at, _)| line.get(..at))
+        })
+        .filter(|line| !line.is_empty())
+        .partition(|line| line.starts_with("homeostat-"));
+    assert!(own.len() > 10, "{}", String::from_utf8_lossy(&output.stderr));
+    for name in ["homeostat-simulator ", "homeostat-laboratory "] {
+        assert!(!own.iter().any(|line| line.starts_with(name)), "{own:?}");
+    }
+    assert!(
+        foreign.len() <= FOREIGN_MAX,
+        "{} foreign crates, at most {FOREIGN_MAX}: {foreign:#?}",
+        foreign.len()
+    );
+}
