@@ -2,7 +2,7 @@
 //!
 //! Plain data and arithmetic: no I/O, no clock, no randomness, no dependency on any other crate of the
 //! workspace. Every word here has the same meaning in the code, the command line, the documentation and the
-//! database (see ARCHITECTURE.md, *Vocabulary*).
+//! database (see docs/concepts.md).
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod action;
