@@ -1,7 +1,7 @@
 //! A change of the machine and the record that reverts it.
 //!
 //! Data only, and generic on purpose: a new strategy with a new effector adds one file to `strategies/`, one to
-//! `linux/src/effectors/` and nothing here.
+//! `effectors/src/` and nothing here.
 
 use crate::setting::is_one_setting;
 use crate::text_id;

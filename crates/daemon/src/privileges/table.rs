@@ -1,7 +1,7 @@
 //! The table: what needs which privilege, with the reason.
 //!
 //! A row without a reason does not exist. `homeostat-daemon`'s test `privileges` compares the rows with the system calls of
-//! `linux::sys` and the strategies of the registry.
+//! `kernel` and the strategies of the registry.
 
 use super::By::{Always, Later, Meters, Sensors, Strategies};
 use super::Decision::{Covered, Given, Withheld};

@@ -163,7 +163,7 @@ fn what_is_withheld_is_given_by_no_row_and_what_is_covered_is_given_by_one() {
     }
 }
 
-/// A new call in `linux::sys` that nobody wrote a row for would fail under systemd only.
+/// A new call in `kernel` that nobody wrote a row for would fail under systemd only.
 #[test]
 fn every_system_call_of_the_module_of_system_calls_is_permitted() {
     let permitted: BTreeSet<&str> = NAMES
