@@ -11,6 +11,8 @@ SPEED_ARGS ?=
 # Emulated machine that vm-test boots: a shape of `vm/vm-test --help`, or all. Further arguments for it.
 SHAPE ?= all
 VM_ARGS ?=
+# Emulated machines that `make test` boots. `make evidence` boots all.
+TEST_SHAPES := two-nodes trials two-caches debian-13
 
 PROGRAM := target/release/homeostat
 BUILD := $(CARGO) build --release --locked
@@ -52,7 +54,7 @@ STATIC := target/static/$(STATIC_TARGET)/release/homeostat
 ARM64 := $(wildcard target/aarch64-unknown-linux-gnu/release/homeostat)
 
 .DEFAULT_GOAL := help
-.PHONY: help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay lab vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: evidence help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay lab vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +79,7 @@ test: cargo-there announce test-tools vm-tools-if-any check unit vm-machines ## 
 
 announce:
 	@echo "make test: installs the Debian packages that are missing; formatting and lints; the tests; and at last"
-	@echo "emulated machines with several NUMA nodes (vm/README.md), about five minutes on two cores that do little else."
+	@echo "emulated machines with several NUMA nodes (vm/README.md). What takes longer is in make evidence."
 
 msrv: cargo-there root-tools ## compile everything with the Rust of Debian 13, in a Debian 13 (as root; needs the network)
 	tools/debian-build check
@@ -100,6 +102,11 @@ size: cargo-there ## how large the code is, and how large it is to be
 replay: cargo-there ## what the engine answers to the corpus: recordings of real programs, and 500 simulated machines; some minutes
 	$(CARGO) test -p homeostat-laboratory --locked --test corpus -- --include-ignored
 
+evidence: cargo-there test-tools vm-tools ## what takes long: 10,000 hours of faults, all 500 machines of the corpus, each emulated machine; about an hour (as root)
+	$(CARGO) test --workspace --locked --no-run
+	$(CARGO) test -p homeostat-laboratory --locked -- --include-ignored
+	vm/vm-test $(VM_ARGS)
+
 lab: cargo-there ## build the simulated machine and its command line, target/release/homeostat-lab
 	$(BUILD) -p homeostat-lab
 
@@ -116,7 +123,7 @@ vm-tools-if-any:
 	-@tools/install-test-tools $(VM_TOOLS)
 
 vm-machines: unit
-	vm/vm-test --skip-without-qemu $(VM_ARGS)
+	vm/vm-test --skip-without-qemu $(VM_ARGS) $(TEST_SHAPES)
 
 vm-tools: ## install the Debian packages that the emulated machines need and that are missing
 	@tools/install-test-tools $(VM_TOOLS)
