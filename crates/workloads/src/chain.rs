@@ -153,6 +153,11 @@ impl Random {
         self.state ^= self.state >> 27;
         self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
+
+    /// A number below a limit, with a bias of limit / 2^64: the upper half of the product needs no division.
+    pub const fn below(&mut self, limit: u64) -> u64 {
+        ((self.next() as u128 * limit as u128) >> 64) as u64
+    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod file;
 pub mod maps;
 pub mod memory;
 pub mod pace;
+pub mod program;
 pub mod session;
 mod sys;
 
@@ -29,6 +30,7 @@ pub use chain::{Chain, Order};
 pub use file::{FileError, WorkFile};
 pub use memory::{Backing, MemoryError, PageAdvice, Region};
 pub use pace::Duty;
+pub use program::{Pausing, ProgramError, Share, Timing, main_of};
 pub use session::{Outcome, Plan, Session, SessionError, Work};
 pub use sys::{Advice, advise_process};
 

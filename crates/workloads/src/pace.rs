@@ -10,21 +10,28 @@ use std::time::{Duration, Instant};
 const SLEEP_MIN: Duration = Duration::from_millis(2);
 /// No single sleep keeps a program from noticing that it shall stop.
 const SLEEP_MAX: Duration = Duration::from_millis(200);
+/// Work between two pauses.
+const BURST: Duration = Duration::from_millis(100);
 
-/// Limits the calling thread to a percentage of one CPU.
+/// Limits the calling thread to a percentage of one CPU, and lets it pause.
 #[derive(Debug)]
 pub struct Duty {
     percent: u32,
+    pause: Duration,
+    burst: Instant,
     cpu_before: Duration,
     owed: Duration,
 }
 
 impl Duty {
-    /// A limit of `percent` of one CPU for the calling thread; 100 and more never sleep.
+    /// A limit of `percent` of one CPU for the calling thread; 100 and more never sleep. After every 100 ms of work it pauses for
+    /// `pause`, if that is any time.
     #[must_use]
-    pub fn new(percent: u32) -> Self {
+    pub fn new(percent: u32, pause: Duration) -> Self {
         Self {
             percent: percent.max(1),
+            pause,
+            burst: Instant::now(),
             cpu_before: thread_cpu(),
             owed: Duration::ZERO,
         }
@@ -32,17 +39,20 @@ impl Duty {
 
     /// To be called after each small piece of work: sleeps as long as the share demands.
     pub fn rest(&mut self) {
-        if self.percent >= 100 {
-            return;
+        if self.percent < 100 {
+            let cpu = thread_cpu();
+            self.owed += owed_for(cpu.saturating_sub(self.cpu_before), self.percent);
+            self.cpu_before = cpu;
         }
-        let cpu = thread_cpu();
-        self.owed += owed_for(cpu.saturating_sub(self.cpu_before), self.percent);
-        self.cpu_before = cpu;
         if self.owed >= SLEEP_MIN {
             let begin = Instant::now();
             std::thread::sleep(self.owed.min(SLEEP_MAX));
             // What was overslept is worked off the next time.
             self.owed = self.owed.saturating_sub(begin.elapsed());
+        }
+        if !self.pause.is_zero() && self.burst.elapsed() >= BURST {
+            std::thread::sleep(self.pause);
+            self.burst = Instant::now();
         }
     }
 }
@@ -86,7 +96,7 @@ mod tests {
     fn a_limited_thread_sleeps_for_most_of_the_time() {
         let begin = Instant::now();
         let cpu_begin = thread_cpu();
-        let mut duty = Duty::new(10);
+        let mut duty = Duty::new(10, Duration::ZERO);
         while thread_cpu() - cpu_begin < Duration::from_millis(20) {
             std::hint::black_box((0..10_000u64).sum::<u64>());
             duty.rest();
@@ -102,7 +112,7 @@ mod tests {
 
     #[test]
     fn an_unlimited_thread_never_owes_sleep() {
-        let mut duty = Duty::new(100);
+        let mut duty = Duty::new(100, Duration::ZERO);
         std::hint::black_box((0..100_000u64).sum::<u64>());
         duty.rest();
         assert_eq!(duty.owed, Duration::ZERO);

@@ -4,6 +4,7 @@
 //! while nothing is printed. Where these cannot be made (no permission, no such directory), the program says so and
 //! counts for itself alone: a workload must run without homeostat.
 
+use crate::MIB;
 use crate::pace::process_cpu;
 use homeostat_progress::Publisher;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -126,6 +127,17 @@ impl Outcome {
     #[must_use]
     pub fn cpu_ns_per_unit(&self) -> f64 {
         ratio(self.cpu.as_secs_f64() * 1e9, self.work as f64)
+    }
+
+    /// MiB, for programs whose unit is a byte, as IBM's autotune was tested with: in all, and in 10 seconds.
+    #[must_use]
+    pub fn mebibytes(&self) -> String {
+        let mib = MIB as f64;
+        format!(
+            "mib={:.1} mib_per_10s={:.1}",
+            self.work as f64 / mib,
+            self.work_per_s() * 10.0 / mib
+        )
     }
 
     /// The part that every line has, in `key=value` words.

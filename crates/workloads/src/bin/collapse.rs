@@ -4,7 +4,7 @@
 
 use clap::{Parser, ValueEnum};
 use homeostat_workloads::maps::{ProcessMapping, parse_smaps};
-use homeostat_workloads::{Advice, BASE_PAGE_BYTES, LARGE_PAGE_BYTES, advise_process};
+use homeostat_workloads::{Advice, BASE_PAGE_BYTES, LARGE_PAGE_BYTES, advise_process, main_of};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -60,16 +60,9 @@ enum CollapseError {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("collapse: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("collapse", |arguments| {
+        run(arguments).map(|line| println!("{line}"))
+    })
 }
 
 /// What came of the blocks.

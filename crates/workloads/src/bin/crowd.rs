@@ -1,6 +1,7 @@
 //! Many processes and threads that do next to nothing: what a monitor costs on a crowded machine.
 
 use clap::Parser;
+use homeostat_workloads::main_of;
 use std::io::Read;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -27,18 +28,13 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    if arguments.member {
-        member(arguments.threads);
-        return ExitCode::SUCCESS;
-    }
-    match crowd(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("crowd: cannot start a process: {error}");
-            ExitCode::FAILURE
+    main_of("crowd", |arguments: &Arguments| {
+        if arguments.member {
+            member(arguments.threads);
+            return Ok(());
         }
-    }
+        crowd(arguments).map_err(|error| format!("cannot start a process: {error}"))
+    })
 }
 
 /// Sleeps in every thread until standard input ends, which it does when the starter is gone.

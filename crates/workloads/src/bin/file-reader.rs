@@ -4,13 +4,13 @@
 //! reads the entire file, reporting the number of megabytes … every 10 seconds".
 
 use clap::Parser;
-use homeostat_workloads::session::SECONDS_MAX;
-use homeostat_workloads::{Duty, FileError, MIB, Outcome, Plan, Session, SessionError, Work, WorkFile};
+use homeostat_workloads::{
+    FileError, MIB, Outcome, ProgramError, Session, Share, Timing, Work, WorkFile, main_of,
+};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Bytes per read call, as `dd bs=256k`.
 const READ_BYTES: usize = 256 * 1024;
@@ -28,41 +28,20 @@ struct Arguments {
     /// Size of the file if it has to be created, in MiB.
     #[arg(value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..=u64::MAX / MIB))]
     mib: u64,
-    /// Time to run, in seconds, after the file has been created.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    seconds: u64,
+    #[command(flatten)]
+    timing: Timing,
     /// The file (default: a new one in the directory for temporary files).
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// CPU time to use, in percent of one CPU.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
-    duty: u32,
-    /// Print a line every so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    report: Option<u64>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ReaderError {
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("{} is empty: there is nothing to read; name another file or remove it", path.display())]
-    Empty { path: PathBuf },
-    #[error(transparent)]
-    Session(#[from] SessionError),
+    #[command(flatten)]
+    pace: Share,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("file-reader: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("file-reader", run)
 }
 
-fn run(arguments: &Arguments) -> Result<(), ReaderError> {
+fn run(arguments: &Arguments) -> Result<(), ProgramError> {
     let session = Session::prepare()?;
     let path = arguments
         .file
@@ -74,13 +53,13 @@ fn run(arguments: &Arguments) -> Result<(), ReaderError> {
     let mut first = File::open(path).map_err(failed("open"))?;
     // The size from stat is zero for special files, so ask for a byte.
     if first.read(&mut [0]).map_err(failed("read"))? == 0 {
-        return Err(ReaderError::Empty {
+        return Err(ProgramError::Empty {
             path: path.to_owned(),
         });
     }
     let work = Work::publish("file-reader", "byte", 1);
     let worker = |thread: usize| {
-        let mut duty = Duty::new(arguments.duty);
+        let mut duty = arguments.pace.duty();
         let mut file = &first;
         let mut buffer = vec![0; READ_BYTES];
         file.rewind()?;
@@ -93,19 +72,6 @@ fn run(arguments: &Arguments) -> Result<(), ReaderError> {
         }
         Ok(())
     };
-    let plan = Plan {
-        threads: 1,
-        duration: Duration::from_secs(arguments.seconds),
-        report: arguments.report.map(Duration::from_secs),
-    };
-    session.run(plan, &work, worker, mebibytes)?;
+    session.run(arguments.timing.plan(1), &work, worker, Outcome::mebibytes)?;
     Ok(())
-}
-
-fn mebibytes(outcome: &Outcome) -> String {
-    let mib = outcome.work as f64 / MIB as f64;
-    format!(
-        "mib={mib:.1} mib_per_10s={:.1}",
-        outcome.work_per_s() * 10.0 / MIB as f64
-    )
 }

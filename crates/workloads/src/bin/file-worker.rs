@@ -3,10 +3,10 @@
 //! The file-backed twin of `memory-writer`: its working set lies in the file cache, where a big reader pushes it out.
 
 use clap::{Parser, ValueEnum};
-use homeostat_workloads::session::SECONDS_MAX;
+use homeostat_workloads::chain::Random;
 use homeostat_workloads::{
-    BASE_PAGE_BYTES, Duty, FileError, MIB, MemoryError, Outcome, Plan, Region, Session, SessionError, Work,
-    WorkFile,
+    BASE_PAGE_BYTES, FileError, MIB, Outcome, Pausing, ProgramError, Region, Session, Timing, Work, WorkFile,
+    main_of,
 };
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -22,8 +22,6 @@ const BATCH_MAX: u32 = 4096;
 const BATCH_SLOW: Duration = Duration::from_millis(20);
 /// … and one that took less is made larger.
 const BATCH_FAST: Duration = Duration::from_millis(1);
-/// Work between two pauses.
-const BURST: Duration = Duration::from_millis(100);
 
 /// Touches a file here and there, at random.
 ///
@@ -38,25 +36,16 @@ struct Arguments {
     /// Size of the working set, and of the file if it has to be created, in MiB.
     #[arg(value_name = "MiB", value_parser = clap::value_parser!(u64).range(1..=u64::MAX / MIB))]
     mib: u64,
-    /// Time to run, in seconds, after the file has been created.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    seconds: u64,
+    #[command(flatten)]
+    timing: Timing,
     /// The file, or a disk (default: a new one in the directory for temporary files).
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
     /// How it is touched.
     #[arg(long, value_enum, default_value = "mapping")]
     by: By,
-    /// CPU time to use, in percent of one CPU.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
-    duty: u32,
-    /// Pause for so many milliseconds after every 100 ms of work, as a server does between requests. A program that touches
-    /// all of its pages all the time may keep them; one that pauses loses them to a reader.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    pause: Option<u64>,
-    /// Print a line every so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    report: Option<u64>,
+    #[command(flatten)]
+    pace: Pausing,
 }
 
 /// How a file is touched.
@@ -68,26 +57,8 @@ enum By {
     Pread,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum WorkerError {
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("{} has {bytes} bytes, less than {mib} MiB; name another file or remove it", path.display())]
-    Short { path: PathBuf, bytes: u64, mib: u64 },
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
-}
-
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("file-worker: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("file-worker", run)
 }
 
 /// What one touch reads from.
@@ -96,7 +67,7 @@ enum Source {
     File(File),
 }
 
-fn run(arguments: &Arguments) -> Result<(), WorkerError> {
+fn run(arguments: &Arguments) -> Result<(), ProgramError> {
     let session = Session::prepare()?;
     let path = arguments
         .file
@@ -107,11 +78,10 @@ fn run(arguments: &Arguments) -> Result<(), WorkerError> {
     let pages = arguments.mib * MIB / BASE_PAGE_BYTES as u64;
     let work = Work::publish("file-worker", "touch", 1);
     let worker = |thread: usize| {
-        let mut duty = Duty::new(arguments.duty);
-        let mut random = Random(0x005E_ED0F_11E5);
+        let mut duty = arguments.pace.duty();
+        let mut random = Random::new(0x005E_ED0F_11E5);
         let mut page = [0u8; BASE_PAGE_BYTES];
         let mut batch = 1;
-        let mut burst = Instant::now();
         while !session.stopping() {
             let begin = Instant::now();
             for _ in 0..batch {
@@ -134,25 +104,14 @@ fn run(arguments: &Arguments) -> Result<(), WorkerError> {
                 batch = (batch * 2).min(BATCH_MAX);
             }
             duty.rest();
-            if let Some(pause) = arguments.pause {
-                if burst.elapsed() >= BURST {
-                    std::thread::sleep(Duration::from_millis(pause));
-                    burst = Instant::now();
-                }
-            }
         }
         Ok(())
     };
-    let plan = Plan {
-        threads: 1,
-        duration: Duration::from_secs(arguments.seconds),
-        report: arguments.report.map(Duration::from_secs),
-    };
-    session.run(plan, &work, worker, touches)?;
+    session.run(arguments.timing.plan(1), &work, worker, touches)?;
     Ok(())
 }
 
-fn open(arguments: &Arguments, file: &WorkFile, session: &Session) -> Result<Source, WorkerError> {
+fn open(arguments: &Arguments, file: &WorkFile, session: &Session) -> Result<Source, ProgramError> {
     let path = file.path();
     let failed = |what| move |source| FileError::new(what, path, source);
     let opened = File::options()
@@ -164,7 +123,7 @@ fn open(arguments: &Arguments, file: &WorkFile, session: &Session) -> Result<Sou
     let bytes = (&opened).seek(SeekFrom::End(0)).map_err(failed("look at"))?;
     // A file that was not filled to its end, because the program is to stop, is not worked on.
     if bytes < arguments.mib * MIB && !session.stopping() {
-        return Err(WorkerError::Short {
+        return Err(ProgramError::Short {
             path: path.to_owned(),
             bytes,
             mib: arguments.mib,
@@ -174,19 +133,6 @@ fn open(arguments: &Arguments, file: &WorkFile, session: &Session) -> Result<Sou
         By::Mapping => Source::Mapping(Region::of_file(opened, arguments.mib)?),
         By::Pread => Source::File(opened),
     })
-}
-
-/// Marsaglia's xorshift64: fast, and the same places in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        // The upper half of the product: no division, and a bias of limit / 2^64.
-        ((u128::from(self.0) * u128::from(limit)) >> 64) as u64
-    }
 }
 
 fn touches(outcome: &Outcome) -> String {

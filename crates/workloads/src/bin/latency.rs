@@ -1,13 +1,12 @@
 //! `latency`: dependent loads through a piece of memory, after Example C-3 of the Redbook SG24-8171.
 
 use clap::Parser;
-use homeostat_workloads::chain::{ChainError, LOADS_PER_BATCH, LOADS_PER_TRANSACTION};
-use homeostat_workloads::session::{SECONDS_MAX, THREADS_MAX};
+use homeostat_workloads::chain::{LOADS_PER_BATCH, LOADS_PER_TRANSACTION};
+use homeostat_workloads::session::THREADS_MAX;
 use homeostat_workloads::{
-    Backing, Chain, Duty, MemoryError, Order, Outcome, PageAdvice, Plan, Region, Session, SessionError, Work,
+    Backing, Chain, Order, Outcome, PageAdvice, ProgramError, Region, Session, Share, Timing, Work, main_of,
 };
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Measures memory latency: every thread follows one chain of dependent loads through the same memory.
 ///
@@ -27,15 +26,13 @@ struct Arguments {
     /// Threads, all in the same memory.
     #[arg(value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX as i64))]
     threads: u16,
-    /// Time to run, in seconds, after the memory has been prepared.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    seconds: u64,
+    #[command(flatten)]
+    timing: Timing,
     /// Order in which the memory is visited.
     #[arg(long, value_enum, default_value = "stride")]
     order: Order,
-    /// CPU time to use, in percent of one CPU, per thread.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
-    duty: u32,
+    #[command(flatten)]
+    pace: Share,
     /// Ask for large pages before the first touch (MADV_HUGEPAGE): a control.
     #[arg(long, conflicts_with = "nohuge")]
     huge: bool,
@@ -48,32 +45,13 @@ struct Arguments {
     /// End after so many transactions of all threads together, if that is before the time.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     transactions: Option<u64>,
-    /// Print a line every so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    report: Option<u64>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum LatencyError {
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error(transparent)]
-    Chain(#[from] ChainError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("latency: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("latency", run)
 }
 
-fn run(arguments: &Arguments) -> Result<(), LatencyError> {
+fn run(arguments: &Arguments) -> Result<(), ProgramError> {
     let session = Session::prepare()?;
     let advice = match (arguments.huge, arguments.nohuge) {
         (true, _) => PageAdvice::Large,
@@ -87,13 +65,8 @@ fn run(arguments: &Arguments) -> Result<(), LatencyError> {
     let loads_max = arguments
         .transactions
         .map(|count| count.saturating_mul(LOADS_PER_TRANSACTION));
-    let plan = Plan {
-        threads,
-        duration: Duration::from_secs(arguments.seconds),
-        report: arguments.report.map(Duration::from_secs),
-    };
     let worker = |thread: usize| {
-        let mut duty = Duty::new(arguments.duty);
+        let mut duty = arguments.pace.duty();
         let mut place = chain.start(thread, threads);
         while !session.stopping() && loads_max.is_none_or(|max| work.total() < max) {
             place = std::hint::black_box(chain.follow(place, LOADS_PER_BATCH));
@@ -102,7 +75,7 @@ fn run(arguments: &Arguments) -> Result<(), LatencyError> {
         }
         Ok(())
     };
-    session.run(plan, &work, worker, transactions)?;
+    session.run(arguments.timing.plan(threads), &work, worker, transactions)?;
     Ok(())
 }
 

@@ -4,8 +4,8 @@
 //! Nothing lives long enough to be worth an experiment, and homeostat must cost it nothing.
 
 use clap::Parser;
-use homeostat_workloads::session::{SECONDS_MAX, THREADS_MAX};
-use homeostat_workloads::{Plan, Session, SessionError, Work};
+use homeostat_workloads::session::THREADS_MAX;
+use homeostat_workloads::{ProgramError, Session, Timing, Work, main_of};
 use std::io;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -23,47 +23,28 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 #[derive(Debug, Parser)]
 #[command(version, after_help = "Example: short-lived 60 --rate 100 --report 1")]
 struct Arguments {
-    /// Time to run, in seconds.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    seconds: u64,
+    #[command(flatten)]
+    timing: Timing,
     /// Processes per second of all threads together; 0 means as many as the machine can.
     #[arg(long, value_name = "PER_SECOND", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     rate: u32,
     /// Processes at a time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX as i64))]
     threads: u16,
-    /// Print a line every so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    report: Option<u64>,
     /// Be one of the children.
     #[arg(long, hide = true)]
     child: bool,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum ShortLivedError {
-    #[error("cannot find this program's own file: {0}")]
-    OwnProgram(io::Error),
-    #[error("cannot look at the files of /: {0}")]
-    Child(io::Error),
-    #[error(transparent)]
-    Session(#[from] SessionError),
-}
-
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match if arguments.child { child() } else { run(&arguments) } {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("short-lived: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("short-lived", |arguments: &Arguments| {
+        if arguments.child { child() } else { run(arguments) }
+    })
 }
 
-fn run(arguments: &Arguments) -> Result<(), ShortLivedError> {
+fn run(arguments: &Arguments) -> Result<(), ProgramError> {
     let session = Session::prepare()?;
-    let program = std::env::current_exe().map_err(ShortLivedError::OwnProgram)?;
+    let program = std::env::current_exe().map_err(ProgramError::OwnProgram)?;
     let threads = usize::from(arguments.threads);
     let work = Work::publish("short-lived", "process", threads);
     let interval = match arguments.rate {
@@ -94,21 +75,16 @@ fn run(arguments: &Arguments) -> Result<(), ShortLivedError> {
         }
         Ok(())
     };
-    let plan = Plan {
-        threads,
-        duration: Duration::from_secs(arguments.seconds),
-        report: arguments.report.map(Duration::from_secs),
-    };
-    session.run(plan, &work, worker, |_| String::new())?;
+    session.run(arguments.timing.plan(threads), &work, worker, |_| String::new())?;
     Ok(())
 }
 
-fn child() -> Result<(), ShortLivedError> {
+fn child() -> Result<(), ProgramError> {
     let mut seen = 0;
     for directory in ["/", "/etc", "/usr/bin"] {
         let entries = match std::fs::read_dir(directory) {
             Ok(entries) => entries,
-            Err(error) if directory == "/" => return Err(ShortLivedError::Child(error)),
+            Err(error) if directory == "/" => return Err(ProgramError::Child(error)),
             Err(_) => continue,
         };
         for entry in entries.flatten().take(ENTRIES_PER_CHILD - seen) {

@@ -4,11 +4,9 @@
 
 use clap::Parser;
 use homeostat_workloads::chain::Random;
-use homeostat_workloads::session::SECONDS_MAX;
-use homeostat_workloads::{Duty, LARGE_PAGE_BYTES, MemoryError, Plan, Region, Session, SessionError, Work};
+use homeostat_workloads::{LARGE_PAGE_BYTES, ProgramError, Region, Session, Share, Timing, Work, main_of};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 /// Touches between two updates of the progress counter.
 const TOUCHES_PER_BATCH: u64 = 4096;
@@ -27,36 +25,17 @@ struct Arguments {
     /// Memory to reserve, in MiB; a 512th of it is used.
     #[arg(value_name = "MiB", value_parser = clap::value_parser!(u64).range(2..))]
     mib: u64,
-    /// Time to run, in seconds.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    seconds: u64,
-    /// CPU time to use, in percent of one CPU.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
-    duty: u32,
-    /// Print a line every so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
-    report: Option<u64>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum SparseError {
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error(transparent)]
-    Session(#[from] SessionError),
+    #[command(flatten)]
+    timing: Timing,
+    #[command(flatten)]
+    pace: Share,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("sparse: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    main_of("sparse", run)
 }
 
-fn run(arguments: &Arguments) -> Result<(), SparseError> {
+fn run(arguments: &Arguments) -> Result<(), ProgramError> {
     let session = Session::prepare()?;
     let region = Region::reserve(arguments.mib)?;
     let words = region.words();
@@ -69,11 +48,11 @@ fn run(arguments: &Arguments) -> Result<(), SparseError> {
     }
     let work = Work::publish("sparse", "touch", 1);
     let worker = |thread: usize| {
-        let mut duty = Duty::new(arguments.duty);
+        let mut duty = arguments.pace.duty();
         let mut random = Random::new(1);
         while !session.stopping() {
             for _ in 0..TOUCHES_PER_BATCH {
-                let place = places[(random.next() % places.len() as u64) as usize];
+                let place = places[random.below(places.len() as u64) as usize];
                 words[place].fetch_add(1, Relaxed);
             }
             work.add(thread, TOUCHES_PER_BATCH);
@@ -81,12 +60,7 @@ fn run(arguments: &Arguments) -> Result<(), SparseError> {
         }
         Ok(())
     };
-    let plan = Plan {
-        threads: 1,
-        duration: Duration::from_secs(arguments.seconds),
-        report: arguments.report.map(Duration::from_secs),
-    };
-    session.run(plan, &work, worker, |_| {
+    session.run(arguments.timing.plan(1), &work, worker, |_| {
         format!("used_mib={:.1}", places.len() as f64 * 4096.0 / 1048576.0)
     })?;
     Ok(())
