@@ -31,18 +31,7 @@ fn the_list_names_every_scenario_and_machine() {
 
 #[test]
 fn a_run_tells_its_story_and_draws_its_curves() {
-    let directory = tempfile::tempdir().unwrap();
-    let page = directory.path().join("p15.html");
-    let arguments = [
-        "p15",
-        "--hours",
-        "0.2",
-        "--seed",
-        "3",
-        "--plot",
-        "--html",
-        page.to_str().unwrap(),
-    ];
+    let arguments = ["p15", "--hours", "0.2", "--seed", "3", "--plot"];
     let output = simulate(&arguments);
     let shown = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -60,8 +49,6 @@ fn a_run_tells_its_story_and_draws_its_curves() {
         output.stdout,
         "the same seed is the same run"
     );
-    let html = std::fs::read_to_string(&page).unwrap();
-    assert!(html.starts_with("<!doctype html>") && html.contains("<svg") && html.ends_with("</html>\n"));
 }
 
 #[test]
@@ -118,10 +105,6 @@ fn mistakes_are_answered_with_place_and_remedy() {
         (&["nonesuch"][..], &["nonesuch", "--list"][..]),
         (&[file.to_str().unwrap()], &["mine.toml:3", "hours = -2", "hint:"]),
         (&["p15", "--hours", "0"], &["--hours 0"]),
-        (
-            &["p15", "--hours", "0.1", "--html", "/nonexistent/page.html"],
-            &["/nonexistent/page.html"],
-        ),
     ] {
         let output = simulate(arguments);
         let said = text(&output.stderr);
@@ -145,9 +128,7 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["summary"]["machines"], 2);
     assert_eq!(json["options"]["hours"], 0.5);
-    // One machine again, as the list of the worst says it, and a page of it.
-    let directory = tempfile::tempdir().unwrap();
-    let page = directory.path().join("swarm.html");
+    // One machine again, as the list of the worst says it.
     let output = simulate(&[
         "--swarm",
         "--seed",
@@ -159,8 +140,6 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
         "--hours",
         "0.5",
         "--rough",
-        "--html",
-        page.to_str().unwrap(),
     ]);
     let shown = text(&output.stdout);
     assert!(
@@ -168,11 +147,6 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
             && shown.contains("--swarm --seed 1 --from 1 --machines 1 --hours 0.5 --rough"),
         "{shown}{}",
         text(&output.stderr)
-    );
-    assert!(
-        std::fs::read_to_string(page)
-            .unwrap()
-            .contains("share of the best placement")
     );
     assert!(!simulate(&["p15", "--from", "2"]).status.success());
     assert!(!simulate(&["p15", "--seeds", "2"]).status.success());

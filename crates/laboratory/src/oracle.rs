@@ -8,9 +8,6 @@
 //!
 //! What counts is [`merit`]: the oracle and homeostat are judged by the same measure. A placement in which a program cannot do
 //! the work that is offered to it is none: its requests would wait ever longer, however little CPU time each takes.
-//!
-//! The best placement may serve the machine at the expense of one of its programs. homeostat accepts no change that is proven
-//! to cost anybody 3 %, so the best of the placements that do not is looked for as well ([`Oracle::best_for_all`]).
 
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::world::{PersonChange, World, WorldError};
@@ -27,10 +24,6 @@ const ALL_SETS_CHIPS_MAX: usize = 4;
 
 /// A program does the work that is offered to it when it does at least this share of it: noise and rounding.
 const SERVED_MIN: f64 = 0.99;
-
-/// A placement in which a program achieves less than this, relative to the machine left alone, is at its expense: by as much as
-/// no change of homeostat's may cost anybody.
-pub const AT_ITS_EXPENSE: f64 = 0.97;
 
 /// A program that counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,14 +87,6 @@ pub fn worth(world: &mut World, subjects: &[Subject], before: &[f64]) -> f64 {
     }
 }
 
-/// Each value relative to the one before; 1 where there was none.
-pub fn relative(now: &[f64], before: &[f64]) -> Vec<f64> {
-    now.iter()
-        .zip(before)
-        .map(|(n, b)| if *b > 0.0 { n / b } else { 1.0 })
-        .collect()
-}
-
 /// What is chosen for one program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Choice {
@@ -137,12 +122,6 @@ pub struct Best {
     pub merit: f64,
     /// The placement.
     pub placement: Placement,
-    /// What each subject achieves in it, relative to the machine left alone.
-    pub gains: Vec<f64>,
-    /// Placements tried.
-    pub tried: usize,
-    /// Whether those were all there are.
-    pub exhaustive: bool,
 }
 
 /// A step of the search: from one placement to the next.
@@ -156,11 +135,8 @@ pub struct Oracle<'a> {
     alone: Vec<f64>,
     sets: Vec<Vec<usize>>,
     tried: usize,
-    /// What the placements were worth that were tried, and what the program achieves that achieves least, relative to the
-    /// machine left alone; at most as many as may be tried.
-    known: BTreeMap<Placement, (f64, f64)>,
-    /// Placements in which a program achieves less than this, relative to the machine left alone, are none.
-    least: f64,
+    /// What the placements were worth that were tried; at most as many as may be tried.
+    known: BTreeMap<Placement, f64>,
 }
 
 impl<'a> Oracle<'a> {
@@ -176,7 +152,6 @@ impl<'a> Oracle<'a> {
             alone,
             tried: 0,
             known: BTreeMap::new(),
-            least: 0.0,
         }
     }
 
@@ -239,22 +214,12 @@ impl<'a> Oracle<'a> {
     /// on what is remembered.
     fn value(&mut self, placement: &Placement) -> Result<f64, WorldError> {
         self.tried += 1;
-        let (value, least) = match self.known.get(placement) {
-            Some(known) => *known,
-            None => {
-                let mut world = self.world_with(placement)?;
-                let value = worth(&mut world, self.subjects, &self.alone);
-                let gains = relative(&merits(&mut world, self.subjects), &self.alone);
-                let found = (value, gains.into_iter().fold(f64::INFINITY, f64::min));
-                self.known.insert(placement.clone(), found);
-                found
-            }
-        };
-        Ok(if least < self.least {
-            f64::NEG_INFINITY
-        } else {
-            value
-        })
+        if let Some(known) = self.known.get(placement) {
+            return Ok(*known);
+        }
+        let value = worth(&mut self.world_with(placement)?, self.subjects, &self.alone);
+        self.known.insert(placement.clone(), value);
+        Ok(value)
     }
 
     /// All that can be chosen for one program.
@@ -296,40 +261,6 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// The best placement of those that are at nobody's expense ([`AT_ITS_EXPENSE`]); `best` is what [`Oracle::best`] found.
-    ///
-    /// # Errors
-    /// The world refuses.
-    pub fn best_for_all(&mut self, best: &Best) -> Result<Best, WorldError> {
-        if best.gains.iter().all(|gain| *gain >= AT_ITS_EXPENSE) {
-            return Ok(best.clone());
-        }
-        // What the search for the best has come across is where this one begins.
-        let so_far = self
-            .known
-            .iter()
-            .filter(|(_, (_, least))| *least >= AT_ITS_EXPENSE)
-            .max_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b))
-            .map(|(placement, _)| placement.clone());
-        (self.least, self.tried) = (AT_ITS_EXPENSE, 0);
-        let found = self.best_from(so_far);
-        self.least = 0.0;
-        found
-    }
-
-    fn best_from(&mut self, start: Option<Placement>) -> Result<Best, WorldError> {
-        let found = self.best()?;
-        let climbed = match start {
-            Some(start) if !found.exhaustive => self.climb(start)?,
-            _ => return Ok(found),
-        };
-        if climbed.0 > found.merit {
-            self.found(climbed, false)
-        } else {
-            Ok(found)
-        }
-    }
-
     /// Tries every placement.
     ///
     /// # Errors
@@ -339,7 +270,7 @@ impl<'a> Oracle<'a> {
         let n = self.subjects.len();
         let chips = self.layout.chips.len();
         let mut at = vec![0; n];
-        let mut best = (1.0, self.as_it_was());
+        let mut best = self.left_alone();
         loop {
             for bits in 0..1_u64 << chips {
                 let placement = Placement {
@@ -350,8 +281,11 @@ impl<'a> Oracle<'a> {
                     prefetch_off: (0..chips).filter(|c| bits >> c & 1 == 1).collect(),
                 };
                 let value = self.value(&placement)?;
-                if value > best.0 {
-                    best = (value, placement);
+                if value > best.merit {
+                    best = Best {
+                        merit: value,
+                        placement,
+                    };
                 }
             }
             // Count up, the first program fastest.
@@ -365,7 +299,14 @@ impl<'a> Oracle<'a> {
                 *i += 1;
             }
         }
-        self.found(best, true)
+        Ok(best)
+    }
+
+    fn left_alone(&self) -> Best {
+        Best {
+            merit: 1.0,
+            placement: self.as_it_was(),
+        }
     }
 
     fn as_it_was(&self) -> Placement {
@@ -375,30 +316,19 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    fn found(&self, (merit, placement): (f64, Placement), exhaustive: bool) -> Result<Best, WorldError> {
-        let now = merits(&mut self.world_with(&placement)?, self.subjects);
-        Ok(Best {
-            merit,
-            placement,
-            gains: relative(&now, &self.alone),
-            tried: self.tried,
-            exhaustive,
-        })
-    }
-
     /// Goes uphill from several starting points.
     ///
     /// # Errors
     /// The world refuses.
     pub fn search(&mut self) -> Result<Best, WorldError> {
-        let mut best = (1.0, self.as_it_was());
+        let mut best = self.left_alone();
         for start in self.starts() {
-            let (value, placement) = self.climb(start)?;
-            if value > best.0 {
-                best = (value, placement);
+            let found = self.climb(start)?;
+            if found.merit > best.merit {
+                best = found;
             }
         }
-        self.found(best, false)
+        Ok(best)
     }
 
     /// Left alone; every program on the smallest set that holds its threads, the busiest first, each where least runs;
@@ -461,14 +391,16 @@ impl<'a> Oracle<'a> {
 
     /// One step after the other, as long as one helps: another set, memory beside it or not, large pages or not, for each
     /// program; prefetch of each chip and of all; two programs change places.
-    fn climb(&mut self, start: Placement) -> Result<(f64, Placement), WorldError> {
+    fn climb(&mut self, start: Placement) -> Result<Best, WorldError> {
         let choices = self.choices();
         let chips = self.layout.chips.len();
-        let mut value = self.value(&start)?;
-        let mut at = start;
+        let mut at = Best {
+            merit: self.value(&start)?,
+            placement: start,
+        };
         let budget = self.tried + TRIES_MAX / 3;
         loop {
-            let before = value;
+            let before = at.merit;
             let mut steps: Vec<Step> = Vec::new();
             for p in 0..self.subjects.len() {
                 for choice in &choices {
@@ -506,19 +438,19 @@ impl<'a> Oracle<'a> {
             }
             for step in steps {
                 if self.tried >= budget {
-                    return Ok((value, at));
+                    return Ok(at);
                 }
-                let next = step(&at);
-                if next == at {
+                let placement = step(&at.placement);
+                if placement == at.placement {
                     continue;
                 }
-                let reached = self.value(&next)?;
-                if reached > value * (1.0 + UPHILL_MIN) {
-                    (value, at) = (reached, next);
+                let merit = self.value(&placement)?;
+                if merit > at.merit * (1.0 + UPHILL_MIN) {
+                    at = Best { merit, placement };
                 }
             }
-            if value <= before {
-                return Ok((value, at));
+            if at.merit <= before {
+                return Ok(at);
             }
         }
     }
@@ -624,8 +556,6 @@ mod tests {
             assert!(served >= SERVED_MIN, "{served} of the offered work is done");
             let again = merit(&merits(&mut there, &subjects), oracle.alone());
             assert!((again - best.merit).abs() < 1e-6, "{again} {}", best.merit);
-            let product: f64 = best.gains.iter().map(|g| g.ln()).sum();
-            assert!(((product / subjects.len() as f64).exp() - best.merit).abs() < 1e-6);
             let as_it_was = oracle.as_it_was();
             let nothing = oracle.value(&as_it_was).unwrap();
             assert!((nothing - 1.0).abs() < 1e-3, "leaving alone is worth {nothing}");

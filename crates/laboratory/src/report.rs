@@ -1,4 +1,4 @@
-//! What a run looked like: the table before and after, curves in the terminal, one self-contained page of HTML.
+//! What a run looked like: the table before and after, and curves in the terminal.
 //!
 //! Everything here is drawn from [`Track`]s alone; nothing is computed anew and nothing is left out that the run saw.
 
@@ -72,67 +72,37 @@ pub struct Comparison {
 
 /// Means of one program's points over a window, weighted by time; its `seconds` are those that points cover.
 pub fn means(points: &[Point], window: Window) -> Point {
-    let mut out = Point {
-        at_s: window.to_s,
-        ..Point::default()
-    };
-    let mut optional = [(0.0f64, 0.0f64); 6];
-    for p in points {
-        let from = (p.at_s - p.seconds).max(window.from_s);
-        let seconds = p.at_s.min(window.to_s) - from;
-        if seconds <= 1e-9 {
-            continue;
-        }
-        out.seconds += seconds;
-        out.work_per_s += p.work_per_s * seconds;
-        out.cpus += p.cpus * seconds;
-        out.cores += p.cores * seconds;
-        out.large_share += p.large_share * seconds;
-        let values = [
-            p.local_share,
-            p.prefetch_share,
-            p.response_mean_ms,
-            p.response_p95_ms,
-            p.cycles_per_instruction,
-            p.latency_ns,
-        ];
-        if out.type_response_ms.len() < p.type_response_ms.len() {
-            out.type_response_ms.resize(p.type_response_ms.len(), 0.0);
-        }
-        for (sum, ms) in out.type_response_ms.iter_mut().zip(&p.type_response_ms) {
-            *sum += ms * p.work_per_s * seconds;
-        }
-        for (sum, value) in optional.iter_mut().zip(values) {
-            if let Some(v) = value.filter(|v| v.is_finite()) {
-                sum.0 += v * seconds;
-                sum.1 += seconds;
+    let within = |p: &Point| p.at_s.min(window.to_s) - (p.at_s - p.seconds).max(window.from_s);
+    let parts: Vec<(f64, &Point)> = points
+        .iter()
+        .map(|p| (within(p), p))
+        .filter(|(seconds, _)| *seconds > 1e-9)
+        .collect();
+    let optional = |of: fn(&Point) -> Option<f64>| {
+        let (mut sum, mut all) = (0.0, 0.0);
+        for (seconds, p) in &parts {
+            if let Some(v) = of(p).filter(|v| v.is_finite()) {
+                sum += v * seconds;
+                all += seconds;
             }
         }
+        (all > 0.0).then(|| sum / all)
+    };
+    let mean = |of| optional(of).unwrap_or(0.0);
+    Point {
+        at_s: window.to_s,
+        seconds: parts.iter().map(|(seconds, _)| seconds).sum(),
+        work_per_s: mean(|p| Some(p.work_per_s)),
+        cpus: mean(|p| Some(p.cpus)),
+        cores: mean(|p| Some(p.cores)),
+        large_share: mean(|p| Some(p.large_share)),
+        local_share: optional(|p| p.local_share),
+        prefetch_share: optional(|p| p.prefetch_share),
+        response_mean_ms: optional(|p| p.response_mean_ms),
+        response_p95_ms: optional(|p| p.response_p95_ms),
+        cycles_per_instruction: optional(|p| p.cycles_per_instruction),
+        latency_ns: optional(|p| p.latency_ns),
     }
-    if out.work_per_s > 0.0 {
-        for ms in &mut out.type_response_ms {
-            *ms /= out.work_per_s;
-        }
-    }
-    if out.seconds > 0.0 {
-        for v in [
-            &mut out.work_per_s,
-            &mut out.cpus,
-            &mut out.cores,
-            &mut out.large_share,
-        ] {
-            *v /= out.seconds;
-        }
-    }
-    let mean = |(sum, seconds): (f64, f64)| (seconds > 0.0).then(|| sum / seconds);
-    let [local, prefetch, response_mean, response_p95, cpi, latency] = optional.map(mean);
-    out.local_share = local;
-    out.prefetch_share = prefetch;
-    out.response_mean_ms = response_mean;
-    out.response_p95_ms = response_p95;
-    out.cycles_per_instruction = cpi;
-    out.latency_ns = latency;
-    out
 }
 
 /// Every program of two tracks side by side, each over its window.
@@ -281,31 +251,9 @@ fn is_mark(line: &Line) -> bool {
     }
 }
 
-/// A decision on the time axis: a letter, and all lines of that moment.
-struct Mark<'a> {
-    letter: String,
-    line: &'a Line,
-}
-
-/// Letters for the decisions, at most as many as can be told apart.
-fn marks(lines: &[Line], most: usize) -> Vec<Mark<'_>> {
-    lines
-        .iter()
-        .filter(|l| is_mark(l))
-        .take(most)
-        .enumerate()
-        .map(|(i, line)| {
-            let letter = char::from(b'a' + (i % 26) as u8);
-            Mark {
-                letter: if i < 26 {
-                    letter.to_string()
-                } else {
-                    format!("{letter}{}", i / 26)
-                },
-                line,
-            }
-        })
-        .collect()
+/// The decisions with their letters, as many as there are letters.
+fn marks(lines: &[Line]) -> Vec<(char, &Line)> {
+    ('a'..='z').zip(lines.iter().filter(|l| is_mark(l))).collect()
 }
 
 /// Rounds up to a number that is easy to read on an axis.
@@ -361,56 +309,36 @@ fn pen(arm: Arm, unicode: bool) -> char {
     }
 }
 
+/// Rows of a curve.
+const HEIGHT: usize = 10;
+/// Columns before it.
+const LEFT: usize = 9;
+
 /// Curves in the terminal, `width` characters wide: throughput, locality, cores, page sizes, prefetch of each program,
 /// with the decisions as letters on the time axis. ASCII only unless `unicode`.
 pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
-    const HEIGHT: usize = 10;
-    const LEFT: usize = 9;
     let Some(first) = tracks.first() else {
         return String::new();
     };
-    let columns = width.clamp(40, 200) - LEFT - 2;
+    let width = width.clamp(40, 200);
+    let columns = width - LEFT - 2;
     let length = tracks.iter().map(|t| t.length_s).fold(0.0, f64::max).max(1.0);
     let column = |at: f64| ((at / length * columns as f64) as usize).min(columns - 1);
     let mut order: Vec<&Track> = tracks.to_vec();
-    order.sort_by_key(|t| t.arm != Arm::LeftAlone);
-    order.sort_by_key(|t| t.arm == Arm::Homeostat);
-    let story = tracks
-        .iter()
-        .find(|t| t.arm == Arm::Homeostat)
-        .map_or(&[][..], |t| t.story.as_slice());
-    let marks = marks(story, 26);
+    order.sort_by_key(|t| (t.arm == Arm::Homeostat, t.arm != Arm::LeftAlone));
+    let story = tracks.iter().find(|t| t.arm == Arm::Homeostat);
+    let marks = story.map_or_else(Vec::new, |t| marks(&t.story));
+    let mut axis = vec![if unicode { '─' } else { '-' }; columns];
+    for (letter, line) in &marks {
+        axis[column(line.at_s)] = *letter;
+    }
+    let axis: String = axis.iter().collect();
+    let (bar, corner) = if unicode { ('│', '└') } else { ('|', '+') };
     let mut out = String::new();
     for program in first.programs.iter().take(PROGRAMS_DRAWN_MAX) {
         for q in QUANTITIES {
             if !worth_drawing(q, &order, &program.program) {
                 continue;
-            }
-            let top = top(q, &order, &program.program);
-            let mut grid = vec![vec![' '; columns]; HEIGHT];
-            for (arm, points) in points_of(&order, &program.program) {
-                // Mean of the points that fall into a column: what is drawn does not depend on the resolution.
-                let mut sums = vec![(0.0, 0u32); columns];
-                for p in points {
-                    if let Some(v) = (q.of)(p).filter(|v| v.is_finite()) {
-                        let c = column(p.at_s - p.seconds / 2.0);
-                        sums[c].0 += v;
-                        sums[c].1 += 1;
-                    }
-                }
-                let mut last: Option<usize> = None;
-                for (c, (sum, n)) in sums.iter().enumerate() {
-                    let row = if *n > 0 {
-                        let level = (sum / f64::from(*n) / top).clamp(0.0, 1.0);
-                        Some(HEIGHT - 1 - ((level * HEIGHT as f64) as usize).min(HEIGHT - 1))
-                    } else {
-                        last.filter(|_| sums.iter().skip(c).any(|s| s.1 > 0))
-                    };
-                    if let Some(r) = row {
-                        grid[r][c] = pen(arm, unicode);
-                    }
-                    last = row.or(last);
-                }
             }
             let of = if program.unit.is_empty() || q.unit != "per second" {
                 q.unit.to_owned()
@@ -418,7 +346,11 @@ pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
                 format!("{} per second", program.unit)
             };
             let _ = writeln!(out, "{}: {} ({of})", program.program, q.name);
-            let bar = if unicode { '│' } else { '|' };
+            let top = top(q, &order, &program.program);
+            let mut grid = vec![vec![' '; columns]; HEIGHT];
+            for (arm, points) in points_of(&order, &program.program) {
+                draw(&mut grid, q, points, top, pen(arm, unicode), column);
+            }
             for (r, row) in grid.iter().enumerate() {
                 let label = match r {
                     0 => number(top),
@@ -429,292 +361,52 @@ pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
                 let cells: String = row.iter().collect();
                 let _ = writeln!(out, "{label:>LEFT$} {bar}{}", cells.trim_end());
             }
-            let mut axis = vec![if unicode { '─' } else { '-' }; columns];
-            for m in &marks {
-                if let Some(c) = m.letter.chars().next() {
-                    axis[column(m.line.at_s)] = c;
-                }
-            }
-            let corner = if unicode { '└' } else { '+' };
-            let _ = writeln!(out, "{:>LEFT$} {corner}{}", "", axis.iter().collect::<String>());
-            let end = moment(length);
-            let _ = writeln!(
-                out,
-                "{:>LEFT$}  0:00:00{end:>fill$}\n",
-                "",
-                fill = columns.saturating_sub(7).max(end.len())
-            );
+            let (end, fill) = (moment(length), columns.saturating_sub(7));
+            let _ = writeln!(out, "{:>LEFT$} {corner}{axis}", "");
+            let _ = writeln!(out, "{:>LEFT$}  0:00:00{end:>fill$}\n", "");
         }
     }
-    let legend: Vec<String> = order
+    let legend = order
         .iter()
-        .map(|t| format!("{} {}", pen(t.arm, unicode), t.arm.words()))
-        .collect();
-    let _ = writeln!(out, "{}", legend.join("   "));
-    for m in &marks {
-        let who = m.line.workload.as_deref().unwrap_or("machine");
-        let text: String = m
-            .line
-            .text
-            .chars()
-            .take(width.clamp(40, 200).saturating_sub(16 + who.chars().count()))
-            .collect();
-        let _ = writeln!(out, "{} {:>8} {who}: {text}", m.letter, moment(m.line.at_s));
+        .map(|t| format!("{} {}", pen(t.arm, unicode), t.arm.words()));
+    let _ = writeln!(out, "{}", legend.collect::<Vec<_>>().join("   "));
+    for (letter, line) in &marks {
+        let who = line.workload.as_deref().unwrap_or("machine");
+        let room = width.saturating_sub(16 + who.chars().count());
+        let text: String = line.text.chars().take(room).collect();
+        let _ = writeln!(out, "{letter} {:>8} {who}: {text}", moment(line.at_s));
     }
     out
 }
 
-/// Text that may stand in HTML.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// Look of every page, light and dark.
-pub(crate) const STYLE: &str = "\
-:root{color-scheme:light dark;--ink:#1d2430;--paper:#fff;--soft:#667;--rule:#d8dbe2;--alone:#8a8f9c;--manual:#c47a12;--homeostat:#1668b8}\
-@media(prefers-color-scheme:dark){:root{--ink:#e6e8ee;--paper:#14171d;--soft:#98a;--rule:#333a46;--alone:#7c8291;--manual:#e0a34a;--homeostat:#5aa7f0}}\
-body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:2rem auto;max-width:66rem;padding:0 1rem}\
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}h3{font-size:.95rem;margin:.9rem 0 .1rem;font-weight:600}\
-p.source{color:var(--soft)}svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--soft)}\
-.axis{stroke:var(--rule);stroke-width:1}.mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 3}\
-polyline{fill:none;stroke-width:1.6}.alone{stroke:var(--alone)}.manual{stroke:var(--manual)}.homeostat{stroke:var(--homeostat)}\
-circle.published{fill:none;stroke:var(--ink);stroke-width:1.4}\
-table{border-collapse:collapse;width:100%}td,th{padding:.2rem .6rem;border-bottom:1px solid var(--rule);text-align:right}\
-td:first-child,th:first-child{text-align:left}td.text{text-align:left}.key span{margin-right:1.4rem}.warning{color:#b3261e}";
-
-fn class(arm: Arm) -> &'static str {
-    match arm {
-        Arm::LeftAlone => "alone",
-        Arm::Manual => "manual",
-        Arm::Homeostat => "homeostat",
-    }
-}
-
-/// A point that was published for a curve: moment in seconds, value.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct PublishedPoint {
-    /// Seconds since the start.
-    pub at_s: f64,
-    /// Value in the unit of the curve.
-    pub value: f64,
-}
-
-/// Published points of one curve (`throughput`, `locality`) of one program.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PublishedCurve {
-    /// Name of the curve, as the page calls it.
-    pub curve: String,
-    /// The points.
-    pub points: Vec<PublishedPoint>,
-}
-
-/// One self-contained page: curves of every program as SVG, decisions on the time axis, the table, the story.
-pub fn html(
-    title: &str,
-    source: &str,
-    tracks: &[&Track],
-    comparisons: &[Comparison],
-    published: &[PublishedCurve],
-) -> String {
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<p class=\"source\">{1}</p>\n<p class=\"key\">",
-        escape(title),
-        escape(source)
-    );
-    for t in tracks {
-        let _ = write!(
-            out,
-            "<span><svg style=\"display:inline;width:2rem\" viewBox=\"0 0 20 8\"><polyline class=\"{}\" points=\"0,4 20,4\"/></svg> {}</span>",
-            class(t.arm),
-            t.arm.words()
-        );
-    }
-    if !published.is_empty() {
-        out.push_str("<span>○ published</span>");
-    }
-    out.push_str("</p>\n");
-    let story = tracks
-        .iter()
-        .find(|t| t.arm == Arm::Homeostat)
-        .map_or(&[][..], |t| t.story.as_slice());
-    let marks = marks(story, 104);
-    if let Some(first) = tracks.first() {
-        let length = tracks.iter().map(|t| t.length_s).fold(0.0, f64::max).max(1.0);
-        for program in first.programs.iter().take(PROGRAMS_DRAWN_MAX) {
-            let _ = writeln!(out, "<h2>{}</h2>", escape(&program.program));
-            for q in QUANTITIES {
-                if worth_drawing(q, tracks, &program.program) {
-                    chart(
-                        &mut out,
-                        q,
-                        &program.program,
-                        &program.unit,
-                        tracks,
-                        &marks,
-                        length,
-                        published,
-                    );
-                }
-            }
-        }
-        let hidden = first.programs.len().saturating_sub(PROGRAMS_DRAWN_MAX);
-        if hidden > 0 {
-            let _ = writeln!(out, "<p>{hidden} further programs are in the table only.</p>");
-        }
-    }
-    out.push_str("<h2>Before and after</h2>\n<table><tr><th>program</th><th>work per second</th><th>change</th><th>CPUs</th><th>cores</th><th>local</th><th>large pages</th><th>prefetch</th><th>p95 ms</th></tr>\n");
-    for c in comparisons {
-        for (what, m) in [("before", &c.before), ("after", &c.after)] {
-            let change = match (what, c.gain) {
-                ("after", Some(g)) => format!("{:+.1} %", g * 100.0),
-                _ => String::new(),
-            };
-            let _ = writeln!(
-                out,
-                "<tr><td>{} {what}</td><td>{}</td><td>{change}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-                escape(&c.program),
-                number(m.work_per_s),
-                number(m.cpus),
-                number(m.cores),
-                percent(m.local_share),
-                percent(Some(m.large_share)),
-                percent(m.prefetch_share),
-                optional(m.response_p95_ms)
-            );
-        }
-    }
-    out.push_str("</table>\n<h2>What happened</h2>\n<table>\n");
-    for line in story {
-        let letter = marks
-            .iter()
-            .find(|m| std::ptr::eq(m.line, line))
-            .map_or("", |m| m.letter.as_str());
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td><td>{letter}</td><td class=\"text\">{}</td><td class=\"text\">{}</td><td class=\"text{}\">{}</td></tr>",
-            moment(line.at_s),
-            escape(line.workload.as_deref().unwrap_or("machine")),
-            escape(&line.stage),
-            if line.warning { " warning" } else { "" },
-            escape(&line.text)
-        );
-    }
-    out.push_str("</table>\n</body></html>\n");
-    out
-}
-
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one caller; a struct would only repeat the names"
-)]
-fn chart(
-    out: &mut String,
+/// Draws one curve: the mean of the points that fall into a column, so that it does not depend on the resolution.
+fn draw(
+    grid: &mut [Vec<char>],
     q: &Quantity,
-    program: &str,
-    unit: &str,
-    tracks: &[&Track],
-    marks: &[Mark<'_>],
-    length: f64,
-    published: &[PublishedCurve],
+    points: &[Point],
+    top: f64,
+    pen: char,
+    column: impl Fn(f64) -> usize,
 ) {
-    const WIDTH: f64 = 1000.0;
-    const HEIGHT: f64 = 170.0;
-    const LEFT: f64 = 62.0;
-    const BOTTOM: f64 = 22.0;
-    const TOP: f64 = 16.0;
-    let curve = published.iter().find(|c| c.curve == q.name);
-    let largest = curve.map_or(0.0, |c| c.points.iter().map(|p| p.value).fold(0.0, f64::max));
-    let top = top(q, tracks, program).max(ceiling(largest));
-    let x = |at: f64| LEFT + (WIDTH - LEFT - 4.0) * (at / length).clamp(0.0, 1.0);
-    let y = |v: f64| HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (v / top).clamp(0.0, 1.0);
-    let of = if unit.is_empty() || q.unit != "per second" {
-        q.unit.to_owned()
-    } else {
-        format!("{unit} per second")
-    };
-    let _ = writeln!(
-        out,
-        "<h3>{} <small>({})</small></h3>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">",
-        q.name,
-        escape(&of)
-    );
-    for i in 0..=2 {
-        let v = top * f64::from(i) / 2.0;
-        let _ = writeln!(
-            out,
-            "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/><text x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
-            y(v),
-            LEFT - 6.0,
-            y(v) + 4.0,
-            number(v)
-        );
-    }
-    for i in 0..=4 {
-        let at = length * f64::from(i) / 4.0;
-        let anchor = match i {
-            0 => "start",
-            4 => "end",
-            _ => "middle",
-        };
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{}</text>",
-            x(at),
-            HEIGHT - 6.0,
-            moment(at)
-        );
-    }
-    for m in marks {
-        let at = x(m.line.at_s);
-        let who = m.line.workload.as_deref().unwrap_or("machine");
-        let _ = writeln!(
-            out,
-            "<g><title>{} {}: {}</title><line class=\"mark\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/><text x=\"{at:.1}\" y=\"11\" text-anchor=\"middle\">{}</text></g>",
-            moment(m.line.at_s),
-            escape(who),
-            escape(&m.line.text),
-            HEIGHT - BOTTOM,
-            m.letter
-        );
-    }
-    for (arm, points) in points_of(tracks, program) {
-        let mut line = String::new();
-        for p in points {
-            if let Some(v) = (q.of)(p).filter(|v| v.is_finite()) {
-                let _ = write!(line, "{:.1},{:.1} ", x(p.at_s - p.seconds / 2.0), y(v));
-            }
-        }
-        let _ = writeln!(
-            out,
-            "<polyline class=\"{}\" points=\"{}\"/>",
-            class(arm),
-            line.trim_end()
-        );
-    }
-    if let Some(curve) = curve {
-        for p in &curve.points {
-            let _ = writeln!(
-                out,
-                "<circle class=\"published\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"><title>published: {} at {}</title></circle>",
-                x(p.at_s),
-                y(p.value),
-                number(p.value),
-                moment(p.at_s)
-            );
+    let mut sums = vec![(0.0, 0u32); grid.first().map_or(0, Vec::len)];
+    for p in points {
+        if let Some(v) = (q.of)(p).filter(|v| v.is_finite()) {
+            let c = column(p.at_s - p.seconds / 2.0);
+            sums[c].0 += v;
+            sums[c].1 += 1;
         }
     }
-    out.push_str("</svg>\n");
+    let end = sums.iter().rposition(|s| s.1 > 0).map_or(0, |last| last + 1);
+    let mut last: Option<usize> = None;
+    for (c, (sum, n)) in sums.iter().take(end).enumerate() {
+        if *n > 0 {
+            let level = (sum / f64::from(*n) / top).clamp(0.0, 1.0);
+            last = Some(HEIGHT - 1 - ((level * HEIGHT as f64) as usize).min(HEIGHT - 1));
+        }
+        if let Some(r) = last {
+            grid[r][c] = pen;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -798,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_is_whole_and_escapes_what_programs_are_called() {
+    fn a_comparison_says_what_was_gained() {
         let (alone, with) = (track(Arm::LeftAlone, |_| 10.0), track(Arm::Homeostat, |_| 12.0));
         let all = Window {
             from_s: 0.0,
@@ -806,27 +498,7 @@ mod tests {
         };
         let comparisons = compare(&alone, all, &with, all);
         assert!((comparisons[0].gain.unwrap() - 0.2).abs() < 1e-9);
-        let page = html(
-            "a run",
-            "here",
-            &[&alone, &with],
-            &comparisons,
-            &[PublishedCurve {
-                curve: "throughput".into(),
-                points: vec![PublishedPoint {
-                    at_s: 120.0,
-                    value: 18.0,
-                }],
-            }],
-        );
-        assert!(page.contains("db &lt;1&gt;") && !page.contains("db <1>"));
-        assert!(page.contains("memory &amp; threads"));
-        assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
-        // Three quantities of the one program have values: throughput, locality, cores.
-        assert_eq!(page.matches("role=\"img\"").count(), 3);
-        assert_eq!(page.matches("circle class=\"published\"").count(), 1);
-        assert!(!page.contains("http"), "self-contained: {page}");
-        assert!(page.contains("+20.0 %"));
+        assert!(before_after(&comparisons).contains("+20.0 %"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use homeostat_simulator::platform::{SimClock, SimPlatform};
 use homeostat_simulator::world::{PersonChange, TimedChange, Totals, World, WorldError};
 use homeostat_store::history::HISTORY_FILE;
 use homeostat_store::{HistoryOptions, Journal, JournalError, JournalOptions, ResilientHistory};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -31,7 +31,7 @@ const STOP_PATIENCE_S: f64 = 3600.0;
 pub(crate) const MACHINE_CHANGED: Nanoseconds = Nanoseconds::from_secs(10);
 
 /// What was done to the machine in a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arm {
     /// Nothing.
@@ -81,9 +81,6 @@ pub struct Point {
     pub cycles_per_instruction: Option<f64>,
     /// Mean latency of an access to memory in nanoseconds.
     pub latency_ns: Option<f64>,
-    /// Mean response time by type of request in milliseconds, of programs with several.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub type_response_ms: Vec<f64>,
 }
 
 /// Means between two states of the world's books.
@@ -106,13 +103,6 @@ fn point_between(old: &Totals, new: &Totals, at_s: f64, seconds: f64) -> Point {
         response_p95_ms: timed.then(|| responses.percentile_s(0.95) * 1e3),
         cycles_per_instruction: mean(new.cpi_s, old.cpi_s).filter(|c| *c > 0.0),
         latency_ns: mean(new.latency_ns_s, old.latency_ns_s).filter(|l| *l > 0.0),
-        type_response_ms: new
-            .type_response_s
-            .iter()
-            .enumerate()
-            .filter(|_| work > 0.0)
-            .map(|(i, t)| (t - old.type_response_s.get(i).copied().unwrap_or(0.0)) / work * 1e3)
-            .collect(),
     }
 }
 

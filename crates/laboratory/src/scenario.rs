@@ -117,9 +117,6 @@ pub struct Scenario {
     /// What an expert sets by hand at the start, in the run that is compared with homeostat's.
     #[serde(default)]
     pub by_hand: Vec<PersonChange>,
-    /// What goes wrong.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub faults: Option<toml::Table>,
     /// What is compared. Absent: the last quarter of the run with and without homeostat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,

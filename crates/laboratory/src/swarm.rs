@@ -14,8 +14,6 @@
 //! * **False accepts**: accepted experiments whose true effect on the program, in the measure that judged it, was not
 //!   above zero: its noise-free speed in the blocks that were on against those that were off (of a rollout: just after
 //!   it against just before).
-//! * **The gap**: what is missing to the best, split over the programs by how much each misses there, and named by what
-//!   the best placement has of it that the end state lacks, and by what became of that.
 
 mod machines;
 mod report;
@@ -23,18 +21,15 @@ mod report;
 pub use machines::{scenario, subjects};
 pub use report::{Report, Summary};
 
-use crate::oracle::{Choice, Oracle, Subject, merits, relative, worth};
+use crate::oracle::{Oracle, Subject, merits, worth};
 use crate::parallel;
 use crate::run::{Arm, Laboratory, RunError};
 use crate::scenario::Profile as Thresholds;
 use homeostat_model::{ExperimentKind, ExperimentRecord, Nanoseconds, Verdict};
-use homeostat_simulator::layout::Layout;
-use homeostat_simulator::world::{Pace, Settings, World, WorldError};
+use homeostat_simulator::world::{World, WorldError};
 use homeostat_store::history::{ExperimentFilter, HISTORY_FILE, History, HistoryError};
-use machines::{describe_machine, describe_placement, describe_program};
 use report::{percentile, sorted};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The end of a run, in seconds: its median is the end state.
@@ -47,13 +42,6 @@ const LOOK_S: f64 = 1.0;
 const ROLLOUT_LOOK_S: f64 = 30.0;
 /// Experiments read from one run's history at most.
 const EXPERIMENTS_MAX: u32 = 2000;
-/// Decisions kept per program.
-const REASONS_MAX: usize = 16;
-/// Shares of memory or of accesses that differ by less are the same.
-const SHARE_SAME: f64 = 0.05;
-/// Letters of a reason.
-const REASON_MAX: usize = 100;
-
 /// What to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -141,22 +129,13 @@ pub struct Trial {
     pub strategy: String,
     /// Program; of several that were tried as one change the first.
     pub workload: String,
-    /// The others of those.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub others: Vec<String>,
     /// Verdict; `None` = it still ran at the end.
     pub verdict: Option<Verdict>,
     /// Level at which it was tested.
     pub alpha: f64,
-    /// Effect as it was estimated.
-    pub estimated: Option<f64>,
     /// True effect on the program, in the measure that judged; of several the mean of the logarithms by CPUs, as the trial
     /// judges them. `None` when it never was on or never off.
     pub truth: Option<f64>,
-    /// Start in seconds since the start of the run.
-    pub at_s: f64,
-    /// Length in seconds.
-    pub length_s: f64,
     /// Work lost while it ran, in seconds of one program.
     pub lost_s: f64,
 }
@@ -171,72 +150,31 @@ impl Trial {
     }
 }
 
-/// What one program misses of the best.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Gap {
-    /// Program.
-    pub program: String,
-    /// Its part of the gap of the machine; the parts add up to the logarithm of 1 / share.
-    pub part: f64,
-    /// What the best placement has that it lacks.
-    pub lacks: String,
-    /// What became of that: the last verdict about it, or why it was not tried.
-    pub outcome: String,
-}
-
 /// One machine of the swarm.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
     /// Its index.
     pub index: u64,
-    /// The machine in a line.
-    pub machine: String,
-    /// The programs in a line each.
-    pub programs: Vec<String>,
     /// Merit of the best placement, relative to the machine left alone.
     pub best: f64,
-    /// The best placement.
-    pub placement: String,
-    /// What each program achieves in the best placement, relative to the machine left alone.
-    pub best_gains: Vec<f64>,
-    /// Merit of the best placement that costs no program 3 %, relative to the machine left alone.
-    pub best_for_all: f64,
-    /// What each program achieved at the end of homeostat's run (mean of the last minutes), relative to the same.
-    pub gains: Vec<f64>,
-    /// Whether all placements were tried to find it.
-    pub exhaustive: bool,
-    /// Placements tried.
-    pub tried: usize,
     /// Merit at the end of homeostat's run, relative to the machine left alone.
     pub reached: f64,
     /// Share of the best that was reached; the best is at least what was reached.
     pub share: f64,
-    /// Share that was reached of the best placement that costs no program 3 %; 1 where more was reached.
-    pub share_for_all: f64,
     /// Share of the best that leaving the machine alone reaches.
     pub alone: f64,
-    /// Mean over the whole run of the share of the best.
-    pub mean_share: f64,
     /// Its experiments.
     pub trials: Vec<Trial>,
     /// Placebos among the experiments, not listed.
     pub placebos: u32,
     /// Placebos that were accepted.
     pub placebos_accepted: u32,
-    /// Lines of the story.
-    pub lines: u64,
-    /// The last decisions about each program: why it ended where it ended.
-    pub reasons: BTreeMap<String, Vec<String>>,
     /// Simulated hours.
     pub hours: f64,
-    /// What is missing to the best, by program, the largest part first.
-    pub gaps: Vec<Gap>,
     /// Work lost against the same seed left alone, as a share of all work of the run.
     pub exposure: f64,
     /// Work lost in trials that were not accepted, as a share of all work of the run.
     pub harm: f64,
-    /// CPU time that homeostat used, as a share of one CPU.
-    pub own_cpu: f64,
 }
 
 // ---- what was seen --------------------------------------------------------------------------------------------------
@@ -413,130 +351,6 @@ fn exposed(looks: &[Look], alone: &[f64]) -> f64 {
     lost + looks.last().map_or(0.0, |l| l.lost_s)
 }
 
-// ---- the gap ---------------------------------------------------------------------------------------------------------
-
-/// A state of the machine as the gap sees it.
-struct State {
-    settings: Settings,
-    paces: Vec<Pace>,
-}
-
-impl State {
-    fn of(world: &mut World, subjects: &[Subject]) -> Self {
-        Self {
-            settings: world.settings(),
-            paces: subjects.iter().map(|s| world.pace(&s.name)).collect(),
-        }
-    }
-}
-
-/// What the best placement has of a program that the end state lacks, and the strategy that brings it.
-fn lacks(
-    layout: &Layout,
-    choice: &Choice,
-    subject: usize,
-    name: &str,
-    end: &State,
-    best: &State,
-) -> (&'static str, &'static str) {
-    let places = "cache_affinity";
-    let share = |state: &State, of: fn(&Pace) -> f64| state.paces.get(subject).map_or(0.0, of);
-    let missing = |of: fn(&Pace) -> f64| share(best, of) > share(end, of) + SHARE_SAME;
-    let wanted = choice.chips.as_ref().map(|chips| {
-        let cpus = chips.iter().filter_map(|c| layout.cpus_of_chip(*c));
-        cpus.flatten().collect::<Vec<u32>>()
-    });
-    let found: Option<Vec<u32>> = end
-        .settings
-        .masks
-        .get(name)
-        .map(|m| m.iter().map(|c| c.0).collect());
-    match (wanted, found) {
-        (Some(_), None) => ("threads kept together", places),
-        (None, Some(_)) => ("threads left free", places),
-        (Some(wanted), Some(found)) if wanted.len() > found.len() => ("threads on more chips", places),
-        (Some(wanted), Some(found)) if wanted.len() < found.len() => ("threads on fewer chips", places),
-        _ if missing(|p| p.local_share) => ("memory beside its threads", "memory_affinity"),
-        _ if missing(|p| p.large_share) => ("memory on large pages", "large_pages"),
-        _ if end.settings.prefetch_off != best.settings.prefetch_off => {
-            ("another setting of prefetch", "prefetch")
-        }
-        (Some(wanted), Some(found)) if wanted != found => ("threads on other chips", places),
-        _ => ("its neighbours placed otherwise", places),
-    }
-}
-
-/// What became of what a program lacks.
-fn outcome(strategy: &str, name: &str, trials: &[Trial], said: &[String]) -> String {
-    // Of what places threads the last one counts, whichever it was.
-    let placing = ["cache_affinity", "consolidation", "relocation"];
-    let is_asked = |of: &str| of == strategy || (strategy == placing[0] && placing.contains(&of));
-    let tried = trials.iter().rfind(|t| {
-        (t.workload == name || t.others.iter().any(|o| o == name)) && is_asked(t.strategy.as_str())
-    });
-    if let Some(trial) = tried {
-        let verdict = trial
-            .verdict
-            .map_or_else(|| "still on trial".to_owned(), |v| v.to_string());
-        return format!("{} tried: {verdict}", trial.strategy);
-    }
-    let topics: &[&str] = match strategy {
-        "cache_affinity" => &["thread", "cache", "CPUs", "placed", "benefit"],
-        "memory_affinity" => &["memory", "node", "pages of"],
-        "large_pages" => &["large", "huge", "piece"],
-        _ => &["prefetch"],
-    };
-    let refused = said.iter().rev().find_map(|line| {
-        let (_, text) = line.split_once(": ")?;
-        let text = text.strip_prefix("nothing further: ").unwrap_or(text);
-        let about = |c: &&str| topics.iter().any(|t| c.contains(t));
-        let refusal = line.contains(" declined: ") || line.contains("nothing further: ");
-        (refusal && !text.starts_with("advice "))
-            .then(|| text.split("; ").find(about))
-            .flatten()
-            .map(|clause| format!("{strategy} declined: {}", without_numbers(clause)))
-    });
-    refused.unwrap_or_else(|| match said.last() {
-        Some(line) => {
-            let stage = line.split_once(" s ").and_then(|(_, rest)| rest.split_once(": "));
-            format!(
-                "{strategy} not tried: {}",
-                stage.map_or("unknown", |(stage, _)| stage)
-            )
-        }
-        None => format!("{strategy} not tried: nothing was said"),
-    })
-}
-
-/// A sentence up to its first colon or bracket, with every number as `#`: so that like reasons can be counted.
-fn without_numbers(text: &str) -> String {
-    let first = text.split([':', '(']).next().unwrap_or_default().trim();
-    let mut out = String::new();
-    for c in first.chars().take(REASON_MAX) {
-        let number = c.is_ascii_digit() || (out.ends_with('#') && ['.', ',', '-'].contains(&c));
-        if !number {
-            out.push(c);
-        } else if !out.ends_with('#') {
-            out.push('#');
-        }
-    }
-    out
-}
-
-/// Splits what is missing to the best over the programs that miss something.
-fn split(gap: f64, best: &[f64], reached: &[f64]) -> Vec<f64> {
-    let missing: Vec<f64> = best
-        .iter()
-        .zip(reached)
-        .map(|(b, r)| (b / r.max(1e-9)).ln().max(0.0))
-        .collect();
-    let all: f64 = missing.iter().sum();
-    missing
-        .into_iter()
-        .map(|m| if all > 0.0 { gap * m / all } else { 0.0 })
-        .collect()
-}
-
 // ---- one machine ----------------------------------------------------------------------------------------------------
 
 /// Runs one machine of the swarm.
@@ -558,13 +372,6 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
     base.advance_to(Nanoseconds::from_secs(1));
     let mut oracle = Oracle::new(&base, &subjects);
     let best = oracle.best().map_err(refused)?;
-    let for_all = oracle.best_for_all(&best).map_err(refused)?;
-    // The second search may find what the first did not.
-    let best = if for_all.merit > best.merit {
-        for_all.clone()
-    } else {
-        best
-    };
     let alone = oracle.alone().to_vec();
 
     let mut laboratory = Laboratory::new(&scenario, Arm::Homeostat).map_err(failed)?;
@@ -580,11 +387,6 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
         let seen = platform.with_world(|w| look(w, at_s, &subjects, &alone, looks.last()));
         looks.push(seen);
     }
-    let end_state = laboratory.platform().with_world(|w| State::of(w, &subjects));
-    let best_state = oracle
-        .world_with(&best.placement)
-        .map(|mut w| State::of(&mut w, &subjects))
-        .map_err(refused)?;
     // What is still in force at the end stays for the look into the history; nothing is undone.
     laboratory.crash();
     let history = History::open_read_only(&laboratory.directory().join(HISTORY_FILE))
@@ -599,10 +401,15 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
     let (placebos, real): (Vec<_>, Vec<_>) = history
         .into_iter()
         .partition(|e| e.kind == ExperimentKind::Placebo);
-    let mut trials: Vec<Trial> = real
+    // Oldest first, so that sums do not depend on the order of the history.
+    let mut real: Vec<(f64, ExperimentRecord)> = real
+        .into_iter()
+        .map(|e| (e.started_unix as f64 - unix, e))
+        .collect();
+    real.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let trials: Vec<Trial> = real
         .iter()
-        .map(|e| {
-            let from_s = e.started_unix as f64 - unix;
+        .map(|(from_s, e)| {
             let to_s = match e.verdict {
                 Some(_) => e.ended_unix as f64 - unix + 1.0,
                 None => length_s,
@@ -610,97 +417,36 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
             Trial {
                 strategy: e.strategy.to_string(),
                 workload: e.workload.to_string(),
-                others: e.others.iter().map(|(w, _)| w.to_string()).collect(),
                 verdict: e.verdict,
                 alpha: e.alpha,
-                estimated: e.effect.map(|x| x.estimate),
-                truth: truth(e, &looks, &subjects, origin.as_secs_f64(), (from_s, to_s)),
-                at_s: from_s,
-                length_s: to_s - from_s,
-                lost_s: lost(&looks, from_s, to_s),
+                truth: truth(e, &looks, &subjects, origin.as_secs_f64(), (*from_s, to_s)),
+                lost_s: lost(&looks, *from_s, to_s),
             }
         })
         .collect();
-    trials.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-    let values: Vec<f64> = looks.iter().map(|l| l.speeds.merit).collect();
     let end = looks.partition_point(|l| l.at_s < length_s - END_S);
-    let reached = percentile(&sorted(values.iter().skip(end).copied()), 0.5);
-    let mut gains = vec![0.0; subjects.len()];
-    let last: Vec<&Look> = looks.iter().skip(end).collect();
-    for l in &last {
-        for (sum, gain) in gains.iter_mut().zip(relative(&l.speeds.merits, &alone)) {
-            *sum += gain / last.len() as f64;
-        }
-    }
+    let reached = percentile(&sorted(looks.iter().skip(end).map(|l| l.speeds.merit)), 0.5);
     // A state that homeostat found is a placement, too.
     let most = best.merit.max(reached);
     let lost_s: f64 = trials
         .iter()
         .filter(|t| t.verdict.is_some() && !t.accepted())
-        .map(|t| t.lost_s)
-        .fold(0.0, |sum, x| sum + x);
-    let track = laboratory.finish(false);
-    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for line in &track.story {
-        // How its work is measured is said again at every look.
-        let routine = ["considered", "observed"].contains(&line.stage.as_str());
-        if let Some(name) = line.workload.clone().filter(|_| !routine) {
-            let said = reasons.entry(name).or_default();
-            said.push(format!("{:.0} s {}: {}", line.at_s, line.stage, line.text));
-            if said.len() > REASONS_MAX {
-                said.remove(0);
-            }
-        }
-    }
-    let parts = split((most / reached).ln(), &best.gains, &gains);
-    let mut gaps: Vec<Gap> = subjects
-        .iter()
-        .zip(&best.placement.programs)
-        .zip(parts)
-        .enumerate()
-        .filter(|(_, (_, part))| *part > 0.0)
-        .map(|(i, ((subject, choice), part))| {
-            let name = subject.name.as_str();
-            let (what, strategy) = lacks(base.layout(), choice, i, name, &end_state, &best_state);
-            let said = reasons.get(name).map_or(&[][..], Vec::as_slice);
-            Gap {
-                program: name.to_owned(),
-                part,
-                lacks: what.to_owned(),
-                outcome: outcome(strategy, name, &trials, said),
-            }
-        })
-        .collect();
-    gaps.sort_by(|a, b| b.part.total_cmp(&a.part));
+        .fold(0.0, |sum, t| sum + t.lost_s);
     let work_s = length_s * subjects.len().max(1) as f64;
     Ok(Case {
         index,
-        machine: describe_machine(&scenario),
-        programs: scenario.programs.iter().map(describe_program).collect(),
         best: most,
-        placement: describe_placement(&best, &scenario.programs),
-        best_gains: best.gains.clone(),
-        best_for_all: for_all.merit,
-        gains,
-        exhaustive: best.exhaustive,
-        tried: best.tried,
         reached,
         share: reached / most,
-        share_for_all: (reached / for_all.merit).min(1.0),
         alone: 1.0 / most,
-        mean_share: values.iter().sum::<f64>() / values.len().max(1) as f64 / most,
         placebos: placebos.len() as u32,
         placebos_accepted: placebos
             .iter()
             .filter(|e| e.verdict == Some(Verdict::Accepted))
             .count() as u32,
-        lines: track.story.len() as u64 + track.lines_left_out,
-        reasons,
         hours: scenario.hours,
-        gaps,
         exposure: exposed(&looks, &alone) / work_s,
         harm: lost_s / work_s,
-        own_cpu: track.own_cpu_s / length_s,
         trials,
     })
 }
@@ -749,7 +495,7 @@ pub fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::{AT_ITS_EXPENSE, Best};
+    use std::collections::BTreeMap;
 
     #[test]
     fn machines_of_the_swarm_are_valid_and_all_shapes_occur() {
@@ -796,29 +542,6 @@ mod tests {
     }
 
     #[test]
-    fn the_best_for_all_is_at_nobodys_expense_and_never_better_than_the_best() {
-        let options = Options {
-            seed: 1,
-            ..Options::default()
-        };
-        // On the first two the best placement costs a program 14 %, on the others nobody.
-        for (index, is_a_bargain) in [(1, true), (333, true), (846, false), (964, false)] {
-            let scenario = scenario(&options, index);
-            let subjects = subjects(&scenario);
-            let mut base = World::new(scenario.world().unwrap()).unwrap();
-            base.advance_to(Nanoseconds::from_secs(1));
-            let mut oracle = Oracle::new(&base, &subjects);
-            let best = oracle.best().unwrap();
-            let for_all = oracle.best_for_all(&best).unwrap();
-            let fair = |b: &Best| b.gains.iter().all(|g| *g >= AT_ITS_EXPENSE - 1e-6);
-            assert_eq!(!fair(&best), is_a_bargain, "{index}: {:?}", best.gains);
-            assert!(fair(&for_all), "{index}: {:?}", for_all.gains);
-            assert!((1.0..=best.merit).contains(&for_all.merit), "{index}");
-            assert_eq!(for_all == best, !is_a_bargain, "{index}");
-        }
-    }
-
-    #[test]
     fn a_small_swarm_gains_harms_little_and_accepts_nothing_false() {
         const MACHINES: u64 = 24;
         let options = Options {
@@ -845,11 +568,7 @@ mod tests {
                 case.share > 0.0 && case.share <= 1.0 && case.alone <= 1.0,
                 "{case:?}"
             );
-            let parts: f64 = case.gaps.iter().map(|g| g.part).sum();
-            assert!(
-                parts <= -case.share.ln() + 1e-9 && case.exposure >= 0.0,
-                "{case:?}"
-            );
+            assert!(case.exposure >= 0.0, "{case:?}");
         }
     }
 
@@ -918,53 +637,5 @@ mod tests {
                 assert_eq!(calm(p), calm(q));
             }
         }
-    }
-
-    #[test]
-    fn the_gap_is_split_by_who_misses_what_and_told_without_numbers() {
-        let parts = split(0.3, &[2.0, 1.0, 3.0], &[1.0, 1.5, 3.0]);
-        assert!((parts[0] - 0.3).abs() < 1e-12, "{parts:?}");
-        assert_eq!(
-            parts[1..],
-            [0.0, 0.0],
-            "who has more than in the best misses nothing"
-        );
-        assert_eq!(split(0.0, &[1.0], &[1.0]), [0.0]);
-        assert_eq!(
-            without_numbers("its processes have 1 thread each: threads that share no process"),
-            "its processes have # thread each"
-        );
-        assert_eq!(
-            without_numbers("gain 12.5 % of 3,000 (at least 1 %)"),
-            "gain # % of #"
-        );
-        let said = [
-            "10 s declined: its processes have 1 thread each: no; no node is better".to_owned(),
-            "20 s improved: x; the change stays".to_owned(),
-        ];
-        assert_eq!(
-            outcome("memory_affinity", "a", &[], &said),
-            "memory_affinity declined: no node is better"
-        );
-        assert_eq!(
-            outcome("prefetch", "a", &[], &said),
-            "prefetch not tried: improved"
-        );
-        let trial = Trial {
-            strategy: "prefetch".into(),
-            workload: "b".into(),
-            others: vec!["a".into()],
-            verdict: Some(Verdict::Inconclusive),
-            alpha: 0.01,
-            estimated: None,
-            truth: None,
-            at_s: 0.0,
-            length_s: 1.0,
-            lost_s: 0.0,
-        };
-        assert_eq!(
-            outcome("prefetch", "a", &[trial], &said),
-            "prefetch tried: inconclusive"
-        );
     }
 }

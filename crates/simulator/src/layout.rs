@@ -9,6 +9,7 @@ use homeostat_model::{
     Bytes, Capability, CapabilityId, CapabilityState, Cpu, CpuId, LlcId, Machine, NodeId, NumaNode,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
 use thiserror::Error;
 
 /// Most hardware threads a layout may have.
@@ -232,12 +233,6 @@ impl Layout {
         self.cpus_of_chip(chip).map(|r| LlcId(r.start))
     }
 
-    /// The chip with that last-level cache, if there is one.
-    pub fn chip_of_llc(&self, llc: LlcId) -> Option<usize> {
-        self.chip_of_cpu(CpuId(llc.0))
-            .filter(|chip| self.llc_of_chip(*chip) == Some(llc))
-    }
-
     /// The chip that a CPU belongs to, if there is such a CPU.
     pub fn chip_of_cpu(&self, cpu: CpuId) -> Option<usize> {
         let mut first = 0_u32;
@@ -374,292 +369,29 @@ impl Layout {
 
     /// The machine of that name: one per published row, and some of today.
     pub fn named(name: &str) -> Result<Self, LayoutError> {
-        let spec = MACHINES
-            .iter()
-            .find(|s| s.name == name)
-            .ok_or_else(|| LayoutError::Unknown {
-                name: name.to_owned(),
-            })?;
-        Ok(spec.layout())
+        let found = MACHINES.iter().find(|layout| layout.name == name).cloned();
+        found.ok_or_else(|| LayoutError::Unknown {
+            name: name.to_owned(),
+        })
     }
 }
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shipped {
+    machines: Vec<Layout>,
+}
+
+/// Part of the program: that it can be read is proven by a test.
+static MACHINES: LazyLock<Vec<Layout>> = LazyLock::new(|| {
+    let shipped: Shipped = toml::from_str(include_str!("../data/machines.toml")).unwrap_or_default();
+    shipped.machines
+});
 
 /// The names that [`Layout::named`] knows.
 pub fn names() -> Vec<&'static str> {
-    MACHINES.iter().map(|s| s.name).collect()
+    MACHINES.iter().map(|layout| layout.name.as_str()).collect()
 }
-
-/// A named machine in short: what is not here follows from the generation.
-pub(crate) struct Named {
-    pub(crate) name: &'static str,
-    pub(crate) generation: Generation,
-    pub(crate) ghz: f64,
-    threads_per_core: u32,
-    /// (cores, node, board)
-    chips: &'static [(u32, u32, u32)],
-    gib_per_node: &'static [u64],
-    small_page_kib: u64,
-    large_page_mib: u64,
-    shared_partition: bool,
-    /// Which published rows it serves, and what is known of it.
-    pub(crate) rows: &'static str,
-    pub(crate) status: &'static str,
-}
-
-impl Named {
-    pub(crate) fn layout(&self) -> Layout {
-        Layout {
-            name: self.name.to_owned(),
-            generation: self.generation,
-            ghz: self.ghz,
-            threads_per_core: self.threads_per_core,
-            chips: self
-                .chips
-                .iter()
-                .map(|&(cores, node, board)| Chip { cores, node, board })
-                .collect(),
-            node_memory: self
-                .gib_per_node
-                .iter()
-                .map(|gib| Bytes::from_mib(gib * 1024))
-                .collect(),
-            small_page: Bytes::from_kib(self.small_page_kib),
-            large_page: Bytes::from_mib(self.large_page_mib),
-            shared_partition: self.shared_partition,
-            split_shared: false,
-        }
-    }
-}
-
-const fn power(
-    name: &'static str,
-    generation: Generation,
-    ghz: f64,
-    chips: &'static [(u32, u32, u32)],
-    gib_per_node: &'static [u64],
-    rows: &'static str,
-    status: &'static str,
-) -> Named {
-    Named {
-        name,
-        generation,
-        ghz,
-        threads_per_core: 4,
-        chips,
-        gib_per_node,
-        small_page_kib: 64,
-        large_page_mib: 16,
-        shared_partition: false,
-        rows,
-        status,
-    }
-}
-
-const fn x86(name: &'static str, chips: &'static [(u32, u32, u32)], gib_per_node: &'static [u64]) -> Named {
-    Named {
-        name,
-        generation: Generation::X86,
-        ghz: 3.0,
-        threads_per_core: 2,
-        chips,
-        gib_per_node,
-        small_page_kib: 4,
-        large_page_mib: 2,
-        shared_partition: false,
-        rows: "",
-        status: "assumed",
-    }
-}
-
-use Generation::{Power7, Power7Plus};
-/// One machine per row of model-fit 3.3 (memory sizes: assumed, large enough for the working set where the source does
-/// not give them), and x86 machines of several shapes.
-pub(crate) static MACHINES: &[Named] = &[
-    Named {
-        shared_partition: true,
-        ..power(
-            "power7-10+6",
-            Power7,
-            3.86,
-            &[(10, 0, 0), (6, 1, 0)],
-            &[76, 49],
-            "P1 P2 P3",
-            "cores per domain and memory shares given; clock and one board assumed",
-        )
-    },
-    power(
-        "power7-8",
-        Power7,
-        3.55,
-        &[(4, 0, 0), (4, 1, 0)],
-        &[32, 32],
-        "P4",
-        "8 cores given, rest assumed",
-    ),
-    power(
-        "power7-15",
-        Power7,
-        3.55,
-        &[(8, 0, 0), (7, 1, 0)],
-        &[32, 32],
-        "P4",
-        "15 cores given, rest assumed",
-    ),
-    power(
-        "power750-16",
-        Power7,
-        3.55,
-        &[(8, 0, 0), (8, 1, 0)],
-        &[64, 64],
-        "P5 P6 P7",
-        "cores and memory given, chips follow from the 750; clock assumed",
-    ),
-    power(
-        "power750-32",
-        Power7,
-        3.55,
-        &[(8, 0, 0), (8, 1, 0), (8, 2, 0), (8, 3, 0)],
-        &[64, 64, 64, 64],
-        "P5 P13",
-        "cores and memory given, chips follow from the 750; clock assumed for P5, given for P13",
-    ),
-    power(
-        "power730-8",
-        Power7,
-        3.55,
-        &[(4, 0, 0), (4, 1, 0)],
-        &[48, 48],
-        "P6",
-        "cores given; two chips of four assumed",
-    ),
-    power(
-        "power795-32",
-        Power7,
-        4.0,
-        &[(8, 0, 0), (8, 1, 0), (8, 2, 1), (8, 3, 1)],
-        &[64, 64, 64, 64],
-        "P8",
-        "two books of two chips assumed",
-    ),
-    power(
-        "power770-32",
-        Power7Plus,
-        3.72,
-        &[(8, 0, 0), (8, 1, 0), (8, 2, 0), (8, 3, 0)],
-        &[64, 64, 64, 64],
-        "P9",
-        "one board of four chips assumed",
-    ),
-    Named {
-        shared_partition: true,
-        ..power(
-            "power770-2x16",
-            Power7Plus,
-            3.72,
-            &[(8, 0, 0), (8, 1, 0), (8, 2, 1), (8, 3, 1)],
-            &[128, 128, 128, 128],
-            "P10",
-            "32 shared cores over several books given; two books of two chips assumed",
-        )
-    },
-    power(
-        "power740-16",
-        Power7Plus,
-        3.7,
-        &[(8, 0, 0), (8, 1, 0)],
-        &[64, 64],
-        "P11",
-        "clock given, rest assumed",
-    ),
-    power(
-        "power770-12a-far",
-        Power7,
-        3.86,
-        &[(8, 0, 0), (8, 1, 1)],
-        &[32, 32],
-        "P12a, partition A",
-        "two chips in two drawers assumed",
-    ),
-    power(
-        "power770-12a-near",
-        Power7,
-        3.86,
-        &[(8, 0, 0), (8, 1, 0)],
-        &[32, 32],
-        "P12a, partition B",
-        "two chips of one drawer assumed",
-    ),
-    power(
-        "power770-12b-far",
-        Power7Plus,
-        4.42,
-        &[(4, 0, 0), (4, 1, 0), (4, 2, 1), (4, 3, 1)],
-        &[16, 16, 16, 16],
-        "P12b, partition A",
-        "two drawers of two chips of four cores assumed",
-    ),
-    power(
-        "power770-12b-near",
-        Power7Plus,
-        4.42,
-        &[(4, 0, 0), (4, 1, 0), (4, 2, 0), (4, 3, 0)],
-        &[16, 16, 16, 16],
-        "P12b, partition B",
-        "one drawer of four chips of four cores assumed",
-    ),
-    Named {
-        small_page_kib: 4,
-        ..power(
-            "redbook-16",
-            Power7,
-            3.86,
-            &[(8, 0, 0), (8, 1, 1)],
-            &[32, 32],
-            "P14 P15",
-            "two distant chips of eight cores given; 4 KiB pages given (419,473 pages are a tenth of 16 GiB)",
-        )
-    },
-    power(
-        "power770-lpar",
-        Power7,
-        3.86,
-        &[(8, 0, 0), (8, 1, 1)],
-        &[64, 64],
-        "P16",
-        "two chips in two drawers given (four cores of each, then eight of one); clock assumed",
-    ),
-    x86("x86-2s", &[(16, 0, 0), (16, 1, 0)], &[128, 128]),
-    x86(
-        "epyc-8llc",
-        &[
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-        ],
-        &[256],
-    ),
-    x86(
-        "epyc-2s-8llc",
-        &[
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 0, 0),
-            (8, 1, 0),
-            (8, 1, 0),
-            (8, 1, 0),
-            (8, 1, 0),
-        ],
-        &[128, 128],
-    ),
-    x86("small-2n", &[(2, 0, 0), (2, 1, 0)], &[4, 4]),
-    x86("small-1n", &[(2, 0, 0)], &[2]),
-];
 
 #[cfg(test)]
 mod tests {
@@ -667,6 +399,7 @@ mod tests {
 
     #[test]
     fn every_named_machine_is_sound_and_numbered_thread_by_thread() {
+        assert_eq!(names().len(), 21);
         for name in names() {
             let layout = Layout::named(name).unwrap();
             assert_eq!(layout.name, name);
@@ -676,7 +409,6 @@ mod tests {
                 assert_eq!(cpu.id.0 as usize, index);
                 let chip = layout.chip_of_cpu(cpu.id).unwrap();
                 assert_eq!(layout.llc_of_chip(chip), Some(cpu.llc));
-                assert_eq!(layout.chip_of_llc(cpu.llc), Some(chip));
                 assert_eq!(cpu.core, cpu.id.0 - cpu.id.0 % layout.threads_per_core);
                 assert!(layout.cpus_of_chip(chip).unwrap().contains(&cpu.id.0));
             }

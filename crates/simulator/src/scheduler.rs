@@ -97,7 +97,8 @@ pub fn core_share(k: f64, threads: f64) -> f64 {
 }
 
 /// Running threads on a core whose use is accounted as `used` (0..1), the inverse of [`core_share`].
-pub fn running_at(used: f64, threads: f64) -> f64 {
+#[cfg(test)]
+pub(crate) fn running_at(used: f64, threads: f64) -> f64 {
     let most = (threads + 1.0) / threads;
     if used <= 0.0 {
         0.0

@@ -1,7 +1,7 @@
-//! The machines of a swarm and their programs, drawn from the seed, and how they are described.
+//! The machines of a swarm and their programs, drawn from the seed.
 
 use super::Options;
-use crate::oracle::{Best, Subject};
+use crate::oracle::Subject;
 use crate::scenario::{MachineSection, Scenario};
 use homeostat_engine::Policy;
 use homeostat_model::Bytes;
@@ -283,7 +283,6 @@ pub fn scenario(options: &Options, index: u64) -> Scenario {
         programs,
         events: Vec::new(),
         by_hand: Vec::new(),
-        faults: None,
         windows: None,
         strategies: None,
         profile: options.profile,
@@ -305,62 +304,4 @@ pub fn subjects(scenario: &Scenario) -> Vec<Subject> {
             closed: matches!(p.load, Load::Closed { .. }),
         })
         .collect()
-}
-
-pub(super) fn describe_machine(s: &Scenario) -> String {
-    let Some(l) = &s.machine.layout else {
-        return String::new();
-    };
-    let boards = l.chips.iter().map(|c| c.board).max().unwrap_or(0) + 1;
-    format!(
-        "{}, {} boards, {} nodes, {} chips of {} cores with {} threads, {:?}",
-        l.generation.name(),
-        boards,
-        l.node_memory.len(),
-        l.chips.len(),
-        l.chips.first().map_or(0, |c| c.cores),
-        l.threads_per_core,
-        s.machine.scheduler
-    )
-}
-
-pub(super) fn describe_program(p: &ProgramSpec) -> String {
-    let load = match p.load {
-        Load::Closed {
-            cpu_share: Some(share),
-            ..
-        } => format!("computes {:.0} % of the time", share * 100.0),
-        Load::Closed { .. } => "always busy".to_owned(),
-        Load::Open { busy, .. } => format!("open load, {:.1} CPUs", busy.unwrap_or(0.0)),
-    };
-    format!(
-        "{}: {}, {} processes with {} threads, {} MiB private each, {} MiB shared, {load}",
-        p.name, p.profile, p.processes, p.threads, p.private_mib, p.shared_mib
-    )
-}
-
-pub(super) fn describe_placement(best: &Best, programs: &[ProgramSpec]) -> String {
-    let mut parts: Vec<String> = best
-        .placement
-        .programs
-        .iter()
-        .zip(programs)
-        .map(|(c, p)| {
-            let mut words = vec![match &c.chips {
-                None => "free".to_owned(),
-                Some(chips) => format!("chips {chips:?}"),
-            }];
-            if c.beside {
-                words.push("memory beside".into());
-            }
-            if c.large {
-                words.push("large pages".into());
-            }
-            format!("{} {}", p.profile, words.join(", "))
-        })
-        .collect();
-    if !best.placement.prefetch_off.is_empty() {
-        parts.push(format!("prefetch off on {:?}", best.placement.prefetch_off));
-    }
-    parts.join("; ")
 }
