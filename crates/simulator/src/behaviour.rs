@@ -13,27 +13,6 @@ const INSTANCES_MAX: u32 = 10_000;
 /// Most processes of one workload.
 const PROCESSES_MAX: u32 = 4096;
 
-/// What a program mainly does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Kind {
-    /// Computes on memory, as its profile says.
-    #[default]
-    Compute,
-    /// Rewrites its memory over and over; competes with readers of files for frames (needs `paging` in the world).
-    MemoryWriter {
-        /// Pages it works on.
-        working_pages: u64,
-        /// Pages it touches per second when none is missing.
-        touches_per_s: f64,
-    },
-    /// Reads files over and over (needs `paging` in the world).
-    FileReader {
-        /// Pages it reads per second from an idle disk.
-        pages_per_s: f64,
-    },
-}
-
 /// What drives a program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "arrival", rename_all = "kebab-case", deny_unknown_fields)]
@@ -241,8 +220,6 @@ pub struct ProgramSpec {
     pub profile: String,
     /// What one unit of its work is.
     pub unit: String,
-    /// What it mainly does.
-    pub kind: Kind,
     /// Workloads of this kind, 1..=10,000.
     pub instances: u32,
     /// Processes of each, 1..=4096.
@@ -288,9 +265,6 @@ pub struct ProgramSpec {
     pub noise: NoiseSpec,
     /// Noise of what is offered to it (open load).
     pub arrival_noise: NoiseSpec,
-    /// How much more than the average request each type of request waits for memory: 0 = pure computing, 1 = average.
-    /// For response times by type.
-    pub request_types: Vec<f64>,
     /// What the person in charge chose.
     pub choice: Choice,
 }
@@ -301,7 +275,6 @@ impl Default for ProgramSpec {
             name: String::new(),
             profile: String::new(),
             unit: operation(),
-            kind: Kind::Compute,
             instances: 1,
             processes: 1,
             threads: 1,
@@ -324,7 +297,6 @@ impl Default for ProgramSpec {
             meters: MeterSpec::usual(),
             noise: NoiseSpec::default(),
             arrival_noise: NoiseSpec::QUIET,
-            request_types: Vec::new(),
             choice: Choice::default(),
         }
     }
@@ -361,9 +333,6 @@ impl ProgramSpec {
         range("age_s", self.age_s, 0.0, 1e9);
         for share in self.memory_on.iter().chain(&self.threads_on) {
             range("memory_on, threads_on", *share, 0.0, 1e9);
-        }
-        for weight in &self.request_types {
-            range("request_types", *weight, 0.0, 1e6);
         }
         if let Some(end) = self.end_s {
             range("end_s", end, self.start_s, 1e9);
@@ -427,14 +396,6 @@ impl ProgramSpec {
             .iter()
             .map(|w| format!("program {}: {w}", self.name))
             .collect()
-    }
-
-    /// Checks the values.
-    ///
-    /// # Errors
-    /// The first complaint, with the name, the value and the range.
-    pub fn validate(&self) -> Result<(), String> {
-        self.complaints().into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Names of its workloads.

@@ -216,13 +216,6 @@ impl Layout {
         })
     }
 
-    /// How many cores there are.
-    pub fn cores(&self) -> u32 {
-        self.chips
-            .iter()
-            .fold(0_u32, |sum, c| sum.saturating_add(c.cores))
-    }
-
     /// All memory.
     pub fn memory(&self) -> Bytes {
         self.node_memory.iter().copied().sum()
@@ -234,7 +227,8 @@ impl Layout {
     }
 
     /// The chip that a CPU belongs to, if there is such a CPU.
-    pub fn chip_of_cpu(&self, cpu: CpuId) -> Option<usize> {
+    #[cfg(test)]
+    fn chip_of_cpu(&self, cpu: CpuId) -> Option<usize> {
         let mut first = 0_u32;
         self.chips.iter().position(|c| {
             let end = first.saturating_add(c.cores.saturating_mul(self.threads_per_core));

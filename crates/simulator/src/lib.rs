@@ -1,19 +1,16 @@
 //! A simulated machine behind the same traits as Linux, meaner than the real one.
 //!
-//! Hardware (`layout`, `hardware`, `scheduler`, `profiles`), kernel and programs (`memory`, `paging`, `behaviour`,
+//! Hardware (`layout`, `hardware`, `scheduler`, `profiles`), kernel and programs (`memory`, `behaviour`,
 //! `world`), and the seam (`platform`). Virtual time only: nothing here reads a clock, and one seed gives one run, byte
 //! for byte.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod behaviour;
-pub mod disk;
 pub mod hardware;
 pub mod layout;
 pub mod memory;
 pub mod noise;
-pub mod paging;
 pub mod platform;
-pub mod power;
 pub mod profiles;
 pub mod rough;
 pub mod scheduler;

@@ -176,15 +176,6 @@ impl Segment {
     pub fn large_pieces(&self) -> u64 {
         self.large_pieces
     }
-    /// Resident memory on large pages, by node.
-    pub fn large_on(&self, node: usize) -> Bytes {
-        Bytes(
-            (0..self.pieces())
-                .filter(|p| self.is_large(*p) && self.node_of(*p) == node)
-                .count() as u64
-                * self.piece,
-        )
-    }
     /// Share of the accesses that go to large pages, 0..1.
     pub fn large_weight(&self) -> f64 {
         self.large_weight.clamp(0.0, 1.0)
@@ -320,7 +311,8 @@ impl Memory {
         }
     }
     /// Free memory of all nodes.
-    pub fn free(&self) -> Bytes {
+    #[cfg(test)]
+    fn free(&self) -> Bytes {
         self.nodes.iter().map(Node::free).sum()
     }
 

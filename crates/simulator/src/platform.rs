@@ -95,7 +95,6 @@ struct Seen {
     at: Option<Nanoseconds>,
     busy_s: f64,
     own_s: f64,
-    io_s: f64,
     workloads: BTreeMap<WorkloadId, Before>,
 }
 
@@ -104,7 +103,6 @@ struct Before {
     at: Nanoseconds,
     cpu_s: f64,
     wait_s: f64,
-    faults: f64,
     started: u64,
     processes: usize,
 }
@@ -343,21 +341,15 @@ impl SimPlatform {
             at: now,
             cpu_s,
             wait_s: t.wait_s,
-            faults: t.faults_major,
             started,
             processes: list.len(),
         };
         let before = self.seen.workloads.insert(id.clone(), here);
         // A workload that restarted is a new one: its counters start at zero.
         let before = before.filter(|b| b.started == started);
-        let (interval, cpu, wait, faults) = match &before {
-            Some(b) => (
-                now - b.at,
-                cpu_s - b.cpu_s,
-                t.wait_s - b.wait_s,
-                t.faults_major - b.faults,
-            ),
-            None => (Nanoseconds::ZERO, 0.0, 0.0, 0.0),
+        let (interval, cpu, wait) = match &before {
+            Some(b) => (now - b.at, cpu_s - b.cpu_s, t.wait_s - b.wait_s),
+            None => (Nanoseconds::ZERO, 0.0, 0.0),
         };
         let spec = world.spec(p)?;
         let churn = match (spec.churn, &before) {
@@ -380,7 +372,7 @@ impl SimPlatform {
             cpu_busiest: nanoseconds(busiest),
             runqueue_wait: nanoseconds(wait),
             faults_minor: (churn * 200.0) as u64,
-            faults_major: faults as u64,
+            faults_major: 0,
             churn: churn.min(f64::from(u32::MAX)) as u32,
             resident,
             anonymous: if detailed {
@@ -543,16 +535,10 @@ impl Sensors for SimPlatform {
         let interval = at - self.seen.at.unwrap_or(at);
         let first = self.seen.at.is_none();
         let since = |total: f64, before: f64| if first { 0.0 } else { (total - before).max(0.0) };
-        let machine = machine_sample(
-            &world,
-            since(world.busy_s(), self.seen.busy_s),
-            since(world.stall_io_s(), self.seen.io_s),
-            interval,
-        );
+        let machine = machine_sample(&world, since(world.busy_s(), self.seen.busy_s), interval);
         let own_cpu = nanoseconds(since(own_s, self.seen.own_s));
         self.seen.at = Some(at);
         self.seen.busy_s = world.busy_s();
-        self.seen.io_s = world.stall_io_s();
         self.seen.own_s = own_s;
         Ok(Snapshot {
             at,
@@ -779,7 +765,7 @@ impl Sensors for SimPlatform {
     }
 }
 
-fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) -> MachineSample {
+fn machine_sample(world: &World, busy_s: f64, interval: Nanoseconds) -> MachineSample {
     let nodes = world.memory.nodes();
     let free: Bytes = nodes.iter().map(|n| n.free()).sum();
     let whole: Bytes = nodes.iter().map(|n| n.whole).sum();
@@ -800,23 +786,16 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
     }
     let seconds = interval.as_secs_f64();
     let waiting = world.waiting();
-    let (cached, unused, swapped) = world
-        .pools()
-        .map_or((Bytes::ZERO, Bytes::ZERO, Bytes::ZERO), |p| {
-            let missing = world.working_set(p.page()).saturating_sub(p.anonymous());
-            (p.file(), p.unused(), missing)
-        });
-    let io = nanoseconds(io_s.min(seconds));
     MachineSample {
         cpu_busy: nanoseconds(busy_s),
         cpu_steal: Nanoseconds::ZERO,
-        memory_free: free + unused,
-        memory_available: free + unused + cached,
+        memory_free: free,
+        memory_available: free,
         memory_free_in_huge_blocks: whole,
         anonymous_huge: Bytes(anonymous),
         shared_huge: Bytes(shared),
-        swap_used: swapped,
-        memory_file: cached,
+        swap_used: Bytes::ZERO,
+        memory_file: Bytes::ZERO,
         memory_file_inactive: Bytes::ZERO,
         pressure_cpu: Pressure {
             some: nanoseconds(if waiting > 1e-3 {
@@ -826,14 +805,8 @@ fn machine_sample(world: &World, busy_s: f64, io_s: f64, interval: Nanoseconds) 
             }),
             full: Nanoseconds::ZERO,
         },
-        pressure_memory: Pressure {
-            some: io,
-            full: Nanoseconds(io.0 / 2),
-        },
-        pressure_io: Pressure {
-            some: io,
-            full: Nanoseconds(io.0 / 2),
-        },
+        pressure_memory: Pressure::default(),
+        pressure_io: Pressure::default(),
         huge_pages: HugePageSettings {
             enabled: PageSizeSetting(world.surroundings().large_page_switch.clone()),
             shmem_enabled: PageSizeSetting("advise".into()),

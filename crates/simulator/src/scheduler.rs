@@ -113,7 +113,7 @@ pub(crate) fn running_at(used: f64, threads: f64) -> f64 {
 /// the `cores` that they are confined to: the number of others is Poisson with mean `others`, threads share out evenly
 /// over cores, and `speeds` are the speeds of a thread with 1, 2, … running threads on its core. More threads than a core
 /// has take turns. Means over time see nothing of this; it is what binding costs a workload that is mostly idle (P7).
-/// [`place`] applies it by [`Request::chance`].
+/// [`place_in`] applies it by [`Request::chance`].
 pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
     let (Some(alone), threads) = (speeds.first().copied(), speeds.len() as f64) else {
         return 1.0;
@@ -175,8 +175,8 @@ impl Class {
     }
 }
 
-/// Spreads all requests over the machine. Requests with the same permissions are treated alike, whatever their order.
-pub fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<Placed> {
+#[cfg(test)]
+fn place(layout: &Layout, kind: SchedulerKind, requests: &[Request]) -> Vec<Placed> {
     place_in(layout, kind, requests, &mut Classes::of(layout, requests))
 }
 
@@ -190,7 +190,8 @@ impl Classes {
     }
 }
 
-/// As [`place`], for who asks again and again: with other numbers of threads the classes are the same.
+/// Spreads all requests over the machine. Requests with the same permissions are treated alike, whatever their order. With other
+/// numbers of threads the classes are the same.
 pub fn place_in(
     layout: &Layout,
     kind: SchedulerKind,

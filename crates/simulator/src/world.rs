@@ -5,13 +5,11 @@
 //! costs less than a millisecond. What the optimizer itself costs is taken from the machine: CPU time when no CPU is
 //! idle, and standstill while pages that are in use are moved or converted.
 
-use crate::behaviour::{BurstCursor, Kind, Load, ProgramSpec, Response, ResponseTimes};
+use crate::behaviour::{BurstCursor, Load, ProgramSpec, Response, ResponseTimes};
 use crate::hardware::{Copying, Demand, Profile, Rate, Warm, solve_with};
 use crate::layout::{Layout, LayoutError};
 use crate::memory::{Memory, MemoryError, Segment, Shape};
 use crate::noise::{CELL_NS, Draws, Noise};
-use crate::paging::{PagingSpec, TICK_S, TwoPool, Wants};
-use crate::power::Power;
 use crate::scheduler::{Classes, Placed, Request, SchedulerKind, place_in};
 use homeostat_model::{Bytes, CpuId, Nanoseconds, NodeId, ProcessId};
 use serde::{Deserialize, Serialize};
@@ -165,11 +163,6 @@ pub enum PersonChange {
         /// Whether it runs.
         running: bool,
     },
-    /// Sets the ceiling of the file pool (needs `paging`).
-    FileCeiling {
-        /// Share of the memory.
-        share: f64,
-    },
 }
 
 impl PersonChange {
@@ -191,8 +184,7 @@ impl PersonChange {
             | Self::Prefetch { .. }
             | Self::Cpus { .. }
             | Self::Node { .. }
-            | Self::OtherTuner { .. }
-            | Self::FileCeiling { .. } => None,
+            | Self::OtherTuner { .. } => None,
         }
     }
 }
@@ -269,9 +261,6 @@ impl fmt::Display for PersonChange {
             Self::OtherTuner { name, running } => {
                 write!(f, "{name} {}", if *running { "runs" } else { "ends" })
             }
-            Self::FileCeiling { share } => {
-                write!(f, "a person sets the file ceiling to {:.0} %", share * 100.0)
-            }
         }
     }
 }
@@ -320,10 +309,6 @@ pub struct Surroundings {
     pub fragmentation: f64,
     /// The switch of large pages as found: `always`, `madvise` or `never`.
     pub large_page_switch: String,
-    /// Frequency and power.
-    pub power: Power,
-    /// Competition of files and programs for memory; absent = memory suffices.
-    pub paging: Option<PagingSpec>,
     /// Cost of the optimizer.
     pub own_cost: OwnCost,
     /// Whether the processor's event counters can be read.
@@ -340,8 +325,6 @@ impl Default for Surroundings {
         Self {
             fragmentation: 0.1,
             large_page_switch: "madvise".into(),
-            power: Power::default(),
-            paging: None,
             own_cost: OwnCost::default(),
             counters: true,
             counter_cv: 0.02,
@@ -454,12 +437,8 @@ pub struct Totals {
     pub cpi_s: f64,
     /// … of the latency of a load from memory, in nanoseconds.
     pub latency_ns_s: f64,
-    /// Page-ins from disk.
-    pub faults_major: f64,
     /// Response times.
     pub responses: ResponseTimes,
-    /// By type of request: requests times mean response in seconds.
-    pub type_response_s: Vec<f64>,
 }
 
 impl Totals {
@@ -476,17 +455,10 @@ impl Totals {
             (&mut self.prefetch_s, o.prefetch_s),
             (&mut self.cpi_s, o.cpi_s),
             (&mut self.latency_ns_s, o.latency_ns_s),
-            (&mut self.faults_major, o.faults_major),
         ] {
             *a += b;
         }
         self.responses.merge(&o.responses);
-        if self.type_response_s.len() < o.type_response_s.len() {
-            self.type_response_s.resize(o.type_response_s.len(), 0.0);
-        }
-        for (a, b) in self.type_response_s.iter_mut().zip(&o.type_response_s) {
-            *a += b;
-        }
     }
 }
 
@@ -509,8 +481,6 @@ pub struct Pace {
     pub local_share: f64,
     /// Share of the accesses on large pages.
     pub large_share: f64,
-    /// Mean response time in seconds.
-    pub response_s: f64,
 }
 
 /// Everything that an effector or a person can change, for comparing machines.
@@ -607,8 +577,6 @@ pub(crate) struct Program {
     response: Response,
     /// Units that arrive per second (open load).
     arrivals: Option<f64>,
-    /// Mean time of a request that a thread computes, and that it waits for memory, in seconds.
-    parts_s: (f64, f64),
     pending: f64,
     backlog: f64,
     debt_s: f64,
@@ -667,13 +635,8 @@ pub struct World {
     shift: Option<(Vec<Place>, u64)>,
     /// Copying of memory under way, by program.
     movers: BTreeMap<usize, Mover>,
-    pools: Option<TwoPool>,
     own_cpu_s: f64,
     busy_s: f64,
-    stall_io_s: f64,
-    energy_j: f64,
-    busy_cores: f64,
-    memory_use: f64,
 }
 
 impl World {
@@ -684,10 +647,6 @@ impl World {
     pub fn new(spec: WorldSpec) -> Result<Self, WorldError> {
         spec.layout.check()?;
         let mut wrong: Vec<String> = spec.programs.iter().flat_map(ProgramSpec::complaints).collect();
-        wrong.extend(spec.surroundings.power.complaints());
-        if let Some(paging) = &spec.surroundings.paging {
-            wrong.extend(paging.complaints());
-        }
         if !["always", "madvise", "never"].contains(&spec.surroundings.large_page_switch.as_str()) {
             wrong.push(format!(
                 "large_page_switch = {:?}: always, madvise or never",
@@ -709,29 +668,12 @@ impl World {
             return Err(WorldError::Values(first));
         }
         let cpus = spec.layout.cpus() as usize;
-        let mut memory = Memory::new(
+        let memory = Memory::new(
             &spec.layout.node_memory,
             spec.layout.small_page,
             spec.layout.large_page,
             spec.surroundings.fragmentation,
         );
-        if let Some(paging) = &spec.surroundings.paging {
-            // The pools have frames of their own, on the first nodes that have them.
-            let pool = Bytes::from_mib(paging.memory_mib);
-            let whole = Shape {
-                shares: Vec::new(),
-                skew: 1.0,
-                sparse: 0.0,
-                large: 0.0,
-            };
-            memory
-                .allocate(0, pool, true, &whole)
-                .map_err(|source| WorldError::Memory {
-                    program: "paging".into(),
-                    source,
-                })?;
-        }
-        let pools = spec.surroundings.paging.map(TwoPool::new);
         let mut world = Self {
             memory,
             programs: Vec::new(),
@@ -748,13 +690,8 @@ impl World {
             warm: Warm::default(),
             shift: None,
             movers: BTreeMap::new(),
-            pools,
             own_cpu_s: 0.0,
             busy_s: 0.0,
-            stall_io_s: 0.0,
-            energy_j: 0.0,
-            busy_cores: 0.0,
-            memory_use: 0.0,
             now_ns: 0,
             specs: spec.programs,
             profiles: spec.profiles,
@@ -809,10 +746,7 @@ impl World {
                 mask,
                 nodes: spec.choice.nodes.clone(),
                 never: spec.choice.never,
-                totals: Totals {
-                    type_response_s: vec![0.0; spec.request_types.len()],
-                    ..Totals::default()
-                },
+                totals: Totals::default(),
                 rate: Rate::default(),
                 placed: None,
                 pace: Pace::default(),
@@ -829,7 +763,6 @@ impl World {
                 unit_s: 0.0,
                 response: Response::default(),
                 arrivals: None,
-                parts_s: (0.0, 0.0),
                 pending: 0.0,
                 backlog: 0.0,
                 debt_s: 0.0,
@@ -972,85 +905,9 @@ impl World {
         }
         self.settle();
         self.settle();
-        let paging = self.pools.is_some()
-            && self
-                .programs
-                .iter()
-                .any(|p| p.alive.is_some() && self.is_paged(p));
-        while paging && self.now_ns < until {
-            let tick_ns = (TICK_S * 1e9) as u64;
-            let end = ((self.now_ns / tick_ns + 1) * tick_ns).min(until);
-            if self.now_ns % tick_ns == 0 {
-                self.tick_pools();
-            }
-            self.stretch(end);
-        }
-        self.stretch(until);
-    }
-
-    fn is_paged(&self, p: &Program) -> bool {
-        self.specs
-            .get(p.spec)
-            .is_some_and(|s| !matches!(s.kind, Kind::Compute))
-    }
-
-    fn tick_pools(&mut self) {
-        let mut wants = Wants::default();
-        for p in self.programs.iter().filter(|p| p.alive.is_some()) {
-            match self.specs.get(p.spec).map(|s| s.kind) {
-                Some(Kind::MemoryWriter {
-                    working_pages,
-                    touches_per_s,
-                }) => {
-                    wants.working_pages += working_pages as f64;
-                    wants.touches_per_s += touches_per_s * p.load * p.modulation;
-                }
-                Some(Kind::FileReader { pages_per_s }) => {
-                    wants.file_pages_per_s += pages_per_s * p.load * p.modulation
-                }
-                Some(Kind::Compute) | None => {}
-            }
-        }
-        let at_s = self.now_s();
-        if let Some(pools) = &mut self.pools {
-            pools.tick(at_s, wants);
-        }
-    }
-
-    /// One stretch of constant rates.
-    fn stretch(&mut self, until: u64) {
-        if until <= self.now_ns {
-            return;
-        }
-        let span_s = (until - self.now_ns) as f64 / 1e9;
-        let (speed, read_speed, faults) = self
-            .pools
-            .as_ref()
-            .map_or((1.0, 1.0, 0.0), |p| (p.speed(), p.read_speed(), p.faults()));
-        let mut busy = 0.0;
         for p in self.programs.iter_mut().filter(|p| p.alive.is_some()) {
-            let factor = match self.specs.get(p.spec).map(|s| s.kind) {
-                Some(Kind::MemoryWriter { .. }) => {
-                    p.totals.faults_major += faults * span_s;
-                    self.stall_io_s += (1.0 - speed) * span_s;
-                    speed
-                }
-                Some(Kind::FileReader { .. }) => read_speed,
-                Some(Kind::Compute) | None => 1.0,
-            };
-            busy += p.run(
-                self.now_ns,
-                until,
-                factor,
-                self.specs.get(p.spec).map_or(&[], |s| s.request_types.as_slice()),
-            );
+            self.busy_s += p.run(self.now_ns, until);
         }
-        self.busy_s += busy;
-        self.energy_j += self
-            .surroundings
-            .power
-            .watts(self.busy_cores, f64::from(self.layout.cores()))
-            * span_s;
         self.now_ns = until;
     }
 
@@ -1144,7 +1001,6 @@ impl World {
             }
         }
         if alive.is_empty() {
-            self.busy_cores = 0.0;
             return;
         }
         let fading = self.shift.as_ref().and_then(|(from, since)| {
@@ -1203,8 +1059,6 @@ impl World {
             apart.push(!p.split.is_empty());
             limits.push(limit);
         }
-        let mut layout = self.layout.clone();
-        let cores = f64::from(self.layout.cores());
         let mut placed = Vec::new();
         let mut solution = crate::hardware::Solution::default();
         let copies = self.copies();
@@ -1225,16 +1079,10 @@ impl World {
                     }
                 }
             }
-            self.busy_cores = placed.iter().flat_map(|p| &p.cores_dispatched).sum();
-            layout.ghz = self.layout.ghz
-                * self
-                    .surroundings
-                    .power
-                    .frequency(self.busy_cores / cores.max(1.0));
             for ((demand, placed), apart) in demands.iter_mut().zip(&placed).zip(&apart) {
                 self.aim(demand, placed, *apart);
             }
-            solution = solve_with(&layout, &demands, &copies, &mut self.warm);
+            solution = solve_with(&self.layout, &demands, &copies, &mut self.warm);
             let mut moved: f64 = 0.0;
             for (((limit, request), placed), rate) in
                 limits.iter().zip(&mut requests).zip(&placed).zip(&solution.rates)
@@ -1247,7 +1095,6 @@ impl World {
                 break;
             }
         }
-        self.memory_use = solution.memory_use.iter().copied().fold(0.0, f64::max);
         let online = self.online.iter().filter(|o| **o).count() as f64;
         let running: f64 = placed.iter().map(Placed::running_threads).sum();
         let idle = (online - running).max(0.0);
@@ -1465,11 +1312,6 @@ impl World {
             }
             return Err(refused(source));
         }
-        if let Kind::MemoryWriter { working_pages, .. } = spec.kind {
-            if let Some(pools) = &mut self.pools {
-                pools.populate(working_pages as f64);
-            }
-        }
         if let Some(program) = self.programs.get_mut(p) {
             program.alive = Some(alive);
             program.generation += 1;
@@ -1592,19 +1434,6 @@ impl World {
     }
 
     fn end(&mut self, p: usize) {
-        let writers: f64 = self
-            .programs
-            .iter()
-            .filter(|p| p.alive.is_some())
-            .filter_map(|p| match self.specs.get(p.spec).map(|s| s.kind) {
-                Some(Kind::MemoryWriter { working_pages, .. }) => Some(working_pages as f64),
-                _ => None,
-            })
-            .sum();
-        let mine = match self.spec(p).map(|s| s.kind) {
-            Some(Kind::MemoryWriter { working_pages, .. }) => working_pages as f64,
-            _ => 0.0,
-        };
         let Some(program) = self.programs.get_mut(p) else {
             return;
         };
@@ -1612,11 +1441,6 @@ impl World {
         if let Some(alive) = program.alive.take() {
             for s in alive.segments() {
                 self.memory.release(s);
-            }
-            if let Some(pools) = &mut self.pools {
-                if writers > 0.0 {
-                    pools.free(mine / writers);
-                }
             }
             self.dirty = true;
         }
@@ -1686,9 +1510,6 @@ impl World {
                 Err(WorldError::Values(format!(
                     "large pages {enabled:?}: always, madvise or never"
                 )))
-            }
-            PersonChange::FileCeiling { .. } if self.pools.is_none() => {
-                Err(WorldError::Values("this machine has no paging".into()))
             }
             _ => Ok(()),
         }
@@ -1787,11 +1608,6 @@ impl World {
                     self.tuners.insert(name);
                 } else {
                     self.tuners.remove(&name);
-                }
-            }
-            PersonChange::FileCeiling { share } => {
-                if let Some(pools) = &mut self.pools {
-                    pools.set_ceiling(share);
                 }
             }
         }
@@ -2003,19 +1819,6 @@ impl World {
         }
     }
 
-    /// Memory that the writers work on.
-    pub(crate) fn working_set(&self, page: Bytes) -> Bytes {
-        let pages = self
-            .programs
-            .iter()
-            .filter(|p| p.alive.is_some())
-            .filter_map(|p| match self.specs.get(p.spec)?.kind {
-                Kind::MemoryWriter { working_pages, .. } => Some(working_pages),
-                _ => None,
-            });
-        Bytes(pages.sum::<u64>() * page.0)
-    }
-
     /// CPU time that the optimizer used so far.
     pub fn own_cpu(&self) -> Nanoseconds {
         Nanoseconds::from_secs_f64(self.own_cpu_s)
@@ -2042,24 +1845,13 @@ impl World {
     pub(crate) fn tuners(&self) -> Vec<String> {
         self.tuners.iter().cloned().collect()
     }
-    pub(crate) fn pools(&self) -> Option<&TwoPool> {
-        self.pools.as_ref()
-    }
     pub(crate) fn busy_s(&self) -> f64 {
         self.busy_s
-    }
-    pub(crate) fn stall_io_s(&self) -> f64 {
-        self.stall_io_s
     }
     /// Threads that wait for a CPU now.
     pub(crate) fn waiting(&self) -> f64 {
         self.programs.iter().map(|p| p.pace.waiting).sum()
     }
-    /// Energy used so far in joules.
-    pub fn energy_j(&self) -> f64 {
-        self.energy_j
-    }
-
     /// Names of the programs' workloads that run now.
     pub fn workloads(&self) -> Vec<String> {
         self.programs
@@ -2171,12 +1963,6 @@ impl World {
             }
         }
         sum
-    }
-
-    /// Use of the busiest memory controller, 0..1.
-    pub fn memory_use(&mut self) -> f64 {
-        self.settle();
-        self.memory_use
     }
 
     pub(crate) fn settle_now(&mut self) {
@@ -2458,7 +2244,6 @@ impl Program {
             }
         };
         self.arrivals = arrivals;
-        let wait = rate.stall / rate.cpi.max(1e-9);
         self.pace = Pace {
             work_per_s: work,
             capacity_per_s: capacity.max(work),
@@ -2468,16 +2253,10 @@ impl Program {
             waiting: placed.waiting,
             local_share: rate.local,
             large_share: demand.large_share,
-            response_s: response.mean_s(),
         };
         if !self.pace.cpus.is_finite() {
             self.pace.cpus = running;
         }
-        self.parts_s = if unit_s.is_finite() {
-            (unit_s * (1.0 - wait), unit_s * wait)
-        } else {
-            (0.0, 0.0)
-        };
         self.busy = busy;
         self.unit_s = unit_s;
         self.response = response;
@@ -2485,8 +2264,8 @@ impl Program {
         self.placed = Some(placed);
     }
 
-    /// Runs with the present rates; `factor` is what waiting for pages leaves of its speed. Returns the CPU seconds.
-    fn run(&mut self, from: u64, until: u64, factor: f64, weights: &[f64]) -> f64 {
+    /// Runs with the present rates. Returns the CPU seconds.
+    fn run(&mut self, from: u64, until: u64) -> f64 {
         let span_s = (until - from) as f64 / 1e9;
         let lost = self.debt_s.min(span_s * LOST_MAX);
         self.debt_s -= lost;
@@ -2501,14 +2280,14 @@ impl Program {
             match self.arrivals {
                 Some(per_s) => {
                     let wanted = per_s * self.arrival.at(cell) * dt + self.backlog;
-                    let done = wanted.min(self.pace.capacity_per_s * speed * factor * dt * useful);
+                    let done = wanted.min(self.pace.capacity_per_s * speed * dt * useful);
                     self.backlog = (wanted - done).clamp(0.0, per_s * BACKLOG_S);
                     work += done;
                     cpu += done * self.unit_s / speed.max(1e-3);
                 }
                 None => {
-                    work += self.pace.work_per_s * speed * factor * dt * useful;
-                    cpu += self.pace.cpus * factor * dt * useful;
+                    work += self.pace.work_per_s * speed * dt * useful;
+                    cpu += self.pace.cpus * dt * useful;
                 }
             }
             at = end;
@@ -2533,11 +2312,6 @@ impl Program {
         t.prefetch_s += self.rate.counters.prefetch_share * span_s;
         t.cpi_s += self.rate.cpi * span_s;
         t.latency_ns_s += self.rate.latency_ns * span_s;
-        for (sum, weight) in t.type_response_s.iter_mut().zip(weights) {
-            *sum += work
-                * (self.parts_s.0 + weight * self.parts_s.1 + self.response.mean_s()
-                    - self.response.service_s);
-        }
         self.pending += work;
         cpu
     }

@@ -163,91 +163,86 @@ impl Report {
         worst
     }
 
-    /// For people: the figures beside their goals, and the worst machines with how to see them again.
-    pub fn text(&self) -> String {
-        let s = self.summary();
+    /// The figures beside their goals.
+    fn figures(s: &Summary) -> String {
+        let lost = |x: f64| format!("{:.4} %", x * 100.0);
+        let falsely = format!("{} of {}", s.false_accepts, s.nulls);
+        let (share, busiest) = (s.share, s.experiments_per_hour_max);
+        let worse = s.worse_than_alone;
+        let is_bounded = s.false_accepts as f64 <= bound(s.allowed);
+        let rows = [
+            (
+                "share of the best, median",
+                percent(share.median),
+                ">= 98 %",
+                share.median >= 0.98,
+            ),
+            ("  5th percentile", percent(share.p5), ">= 90 %", share.p5 >= 0.90),
+            ("  smallest", percent(share.min), "", true),
+            ("left alone, median", percent(s.alone.median), "", true),
+            ("  5th percentile", percent(s.alone.p5), "", true),
+            (
+                "machines worse than left alone",
+                worse.to_string(),
+                "0",
+                worse == 0,
+            ),
+            (
+                "work lost, mean",
+                lost(s.exposure),
+                "<= 0.2 %",
+                s.exposure <= 0.002,
+            ),
+            ("  on the worst machine", lost(s.exposure_max), "", true),
+            ("  in trials not accepted, mean", lost(s.harm), "", true),
+            (
+                "trials per hour, busiest machine",
+                format!("{busiest:.2}"),
+                "<= 20",
+                busiest <= 20.0,
+            ),
+            (
+                "false accepts, of changes without gain",
+                falsely,
+                "see below",
+                is_bounded,
+            ),
+        ];
         let mut out = format!("{} machines, {:.0} simulated hours\n\n", s.machines, s.hours);
-        let mut row = |name: &str, value: String, goal: &str, is_met: bool| {
-            let verdict = match (goal.is_empty(), is_met) {
-                (true, _) => "",
+        for (name, value, goal, is_met) in rows {
+            let verdict = match (goal, is_met) {
+                ("", _) => "",
                 (_, true) => "met",
                 (_, false) => "MISSED",
             };
-            let line = format!("{name:<58} {value:>18}  {goal:<10} {verdict}");
+            let line = format!("{name:<40} {value:>14}  {goal:<10} {verdict}");
             let _ = writeln!(out, "{}", line.trim_end());
-        };
-        row(
-            "share of the best placement, median",
-            percent(s.share.median),
-            ">= 98 %",
-            s.share.median >= 0.98,
-        );
-        row(
-            "  5th percentile",
-            percent(s.share.p5),
-            ">= 90 %",
-            s.share.p5 >= 0.90,
-        );
-        row("  smallest", percent(s.share.min), "", true);
-        row("left alone, median", percent(s.alone.median), "", true);
-        row("  5th percentile", percent(s.alone.p5), "", true);
-        row(
-            "machines that ended worse than left alone",
-            s.worse_than_alone.to_string(),
-            "0",
-            s.worse_than_alone == 0,
-        );
-        row(
-            "work lost against being left alone: mean, worst machine",
-            format!("{:.4} %, {:.4} %", s.exposure * 100.0, s.exposure_max * 100.0),
-            "<= 0.2 %",
-            s.exposure <= 0.002,
-        );
-        row(
-            "  in trials that were not accepted",
-            format!("{:.4} %", s.harm * 100.0),
-            "",
-            true,
-        );
-        row(
-            "decisions to try something per hour on the busiest machine",
-            format!("{:.2}", s.experiments_per_hour_max),
-            "<= 20",
-            s.experiments_per_hour_max <= 20.0,
-        );
-        row(
-            "false accepts, of experiments without a gain",
-            format!("{} of {}", s.false_accepts, s.nulls),
-            "see below",
-            s.false_accepts as f64 <= bound(s.allowed),
-        );
+        }
+        out
+    }
+
+    /// For people: the figures, and the worst machines with how to see them again.
+    pub fn text(&self) -> String {
+        let s = self.summary();
+        let mut out = Self::figures(&s);
         let words: Vec<String> = s.verdicts.iter().map(|(v, n)| format!("{n} {v}")).collect();
-        let _ = writeln!(
+        let _ = write!(
             out,
-            "\n{} experiments: {}; {} of {} placebos accepted",
+            "\n{} experiments: {}; {} of {} placebos accepted\n\
+             the levels of the changes without a gain allow {:.2} false accepts on average, and at most {:.0} with 95 %; what was \
+             accepted bounds their rate at {} (exact, 95 %, one-sided)\n\nleast of the best was reached on:\n",
             s.experiments,
             words.join(", "),
             s.placebos_accepted,
-            s.placebos
-        );
-        let _ = writeln!(
-            out,
-            "the levels of the changes without a gain allow {:.2} false accepts on average, and at most {:.0} with 95 %; what was \
-             accepted bounds their rate at {} (exact, 95 %, one-sided)",
+            s.placebos,
             s.allowed,
             bound(s.allowed),
             percent(s.false_accept_rate_max)
         );
-        let _ = writeln!(out, "\nleast of the best was reached on:");
         for case in self.worst() {
-            let _ = writeln!(
-                out,
-                "  {}: {} (left alone {}): {}",
-                case.index,
-                percent(case.share),
-                percent(case.alone),
-                self.options.reproduction(case.index)
-            );
+            let (share, alone) = (percent(case.share), percent(case.alone));
+            let again = self.options.reproduction(case.index);
+            let _ = writeln!(out, "  {}: {share} (left alone {alone}): {again}", case.index);
         }
         out
     }

@@ -1,12 +1,14 @@
-//! Seed 003's Figures 6 to 11: the rules of IBM's autotune on the simulated machine's two pools.
+//! Seed 003's Figures 6 to 11: the rules of IBM's autotune on two pools of memory.
 //!
 //! A writer and a reader of a large file, with sufficient and with insufficient memory. The source tells neither the sizes of its
 //! programs nor the speed of its disk. Sizes and speeds are those of machine-model T7, which was fitted to the published "about a
 //! minute". The reader reads a file over and over, half as fast from memory as the writer writes, as in the source.
 
+mod pools;
+
 use homeostat_model::Nanoseconds;
-use homeostat_simulator::paging::{PagingSpec, TICK_S, TwoPool, Wants};
 use homeostat_strategies::autotune::{Autotune, Limits, Parameters, Sample};
+use pools::{TICK_S, TwoPool, Wants};
 
 /// The reader runs from here to there, and the run ends (seconds).
 const READER: (f64, f64) = (60.0, 240.0);
@@ -59,24 +61,19 @@ struct Point {
 
 /// Runs the load with the ceiling moved by these rules; with none it stays as AIX has it.
 fn run(memory_mib: u64, mut rules: Option<Autotune>) -> Vec<Point> {
-    let mut pools = TwoPool::new(PagingSpec {
-        memory_mib,
-        file_ceiling: MAXPERM,
-        ..PagingSpec::default()
-    });
-    pools.allocate(WRITER.working_pages);
+    let mut pools = TwoPool::new(memory_mib, MAXPERM, WRITER.working_pages);
     let (mut points, mut point) = (Vec::new(), Point::default());
     let (mut paged_in, mut paged_out) = (0.0, 0.0);
     for tick in 0..(END_S / TICK_S) as u64 {
         let at_s = tick as f64 * TICK_S;
         let reads = (READER.0..READER.1).contains(&(at_s + 1e-9));
-        pools.tick(at_s, if reads { BOTH } else { WRITER });
+        pools.tick(if reads { BOTH } else { WRITER });
         let part = 1.0 / TICKS_PER_POINT as f64;
-        point.speed += pools.speed() * part;
-        point.reads += pools.reads() * part;
-        point.paged_out += pools.paged_out() * part;
-        paged_in += pools.faults() / TICKS_PER_LOOK as f64;
-        paged_out += pools.paged_out() / TICKS_PER_LOOK as f64;
+        point.speed += pools.speed * part;
+        point.reads += pools.reads * part;
+        point.paged_out += pools.paged_out * part;
+        paged_in += pools.faults / TICKS_PER_LOOK as f64;
+        paged_out += pools.paged_out / TICKS_PER_LOOK as f64;
         let ticks = tick + 1;
         if ticks % TICKS_PER_POINT == 0 {
             point.at_s = ticks as f64 * TICK_S;
@@ -88,7 +85,7 @@ fn run(memory_mib: u64, mut rules: Option<Autotune>) -> Vec<Point> {
                 paged_in: std::mem::take(&mut paged_in),
                 paged_out: std::mem::take(&mut paged_out),
                 numperm: pools.file_share() * 100.0,
-                free: pools.unused().0 as f64 / pools.memory().0 as f64 * 100.0,
+                free: pools.unused_share() * 100.0,
             };
             if let Some(set) = rules.as_mut().and_then(|rules| rules.step(&sample)) {
                 pools.set_ceiling(set.maxperm / 100.0);
