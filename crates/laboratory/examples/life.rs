@@ -4,13 +4,15 @@
 //! With a third argument N it runs N seeds from SEED instead and prints a line for each: what was lost, what stood.
 #![expect(clippy::print_stdout, reason = "an example prints its findings")]
 
-use homeostat_laboratory::campaign::{Drawn, REGRESSION_HOURS, live, told};
+use homeostat_laboratory::campaign::{Drawn, Options, live, told};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seed: u64 = arguments.first().ok_or("which SEED?")?.parse()?;
-    let hours: f64 = arguments.get(1).map_or(Ok(REGRESSION_HOURS), |h| h.parse())?;
+    let hours: f64 = arguments
+        .get(1)
+        .map_or(Ok(Options::default().hours), |h| h.parse())?;
     if let Some(seeds) = arguments.get(2) {
         let seeds: u64 = seeds.parse()?;
         for seed in seed..seed.saturating_add(seeds) {

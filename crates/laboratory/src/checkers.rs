@@ -29,10 +29,10 @@ mod evidence;
 mod ledger;
 
 pub use evidence::{Gain, Speed, Speeds};
-pub use ledger::{FREE, Hand, Ledger, Picture, Value, differences};
+pub use ledger::{Hand, Ledger, Picture, Value, differences};
 
 use evidence::{Acted, Coins};
-use homeostat_model::{ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
+use homeostat_model::{Action, ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_store::journal::Coin;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -104,6 +104,21 @@ pub struct Call {
     pub reached: bool,
     /// Whether it reported to be done.
     pub done: bool,
+}
+
+impl Call {
+    /// One that did not reach the machine yet.
+    pub fn of(action: &Action, direction: Option<Direction>) -> Self {
+        Self {
+            action: action.id,
+            workload: action.workload.clone(),
+            effector: action.effector.clone(),
+            direction,
+            why: action.why.clone(),
+            reached: false,
+            done: false,
+        }
+    }
 }
 
 /// What the mind says of itself in one turn: compared with what was seen at the seam.

@@ -22,7 +22,7 @@ impl fmt::Display for Value {
 }
 
 /// Settings that nobody chose: a person who sets them gives the choice back.
-pub const FREE: [&str; 2] = ["all", "on"];
+const FREE: [&str; 2] = ["all", "on"];
 
 /// Everything that an effector or a person can change, by name.
 pub type Picture = BTreeMap<String, Value>;
