@@ -1,0 +1,224 @@
+//! Newton's method for the speeds of all workloads.
+
+use super::Warm;
+
+/// Use of every resource and length of its queue at the given speeds (instructions per cycle); returns the largest
+/// `|1 - speed · cycles|`, with `residual` holding the signed values and `cycles` what the queues make of each workload.
+/// Infinite when a resource would be used beyond its capacity.
+fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
+    let count = speed.len();
+    w.cycles.copy_from_slice(&w.fixed);
+    for r in &w.active {
+        let row = r * count..(r + 1) * count;
+        let asked: f64 = w.load[row.clone()]
+            .iter()
+            .zip(speed)
+            .map(|(load, x)| load * x)
+            .sum();
+        let rho = asked + w.copied[*r];
+        let idle = 1.0 - rho;
+        if idle <= 0.0 {
+            return f64::INFINITY;
+        }
+        let service = w.service[*r];
+        w.rho[*r] = rho;
+        w.queue[*r] = service * rho / (2.0 * idle);
+        w.slope[*r] = service / (2.0 * idle * idle);
+        for (cycles, delay) in w.cycles.iter_mut().zip(&w.delay[row]) {
+            *cycles += delay * w.queue[*r];
+        }
+    }
+    let mut error = 0.0_f64;
+    for ((residual, cycles), x) in w.residual.iter_mut().zip(&w.cycles).zip(speed) {
+        *residual = 1.0 - x * cycles;
+        error = error.max(residual.abs());
+    }
+    error
+}
+
+/// Relative error at which the equations count as solved.
+const ACCURACY: f64 = 1e-12;
+/// Relative error up to which the arithmetic may stop short of it.
+const TOLERANCE: f64 = 1e-10;
+/// Most Newton steps; three to six are usual.
+const STEPS_MAX: usize = 60;
+/// Most halvings of one step.
+const HALVINGS_MAX: usize = 10;
+/// A step goes at most this far towards full use of a resource.
+const BRINK: f64 = 0.98;
+/// Uses above this at the start are scaled down to it.
+const START: f64 = 0.9;
+
+/// Solves speed · (fixed + delay · queue(load · speed)) = 1 by Newton's method, kept inside of what the resources can
+/// carry (queues grow without limit towards it, so a solution exists there for any demand). When Newton's method does
+/// not get nearer, each workload is solved for in turn.
+pub(super) fn fixed_point(w: &mut Warm) -> bool {
+    let count = w.fixed.len();
+    let mut speed = std::mem::take(&mut w.speed);
+    if speed.len() != count {
+        speed.clear();
+        speed.extend(w.fixed.iter().map(|f| 1.0 / f));
+    }
+    for (x, fixed) in speed.iter_mut().zip(&w.fixed) {
+        *x = x.min(1.0 / fixed);
+    }
+    let highest = highest_use(w, &speed);
+    if highest > 0.999 {
+        speed.iter_mut().for_each(|x| *x *= START / highest);
+    }
+    let mut error = evaluate(w, &speed);
+    let mut trial = std::mem::take(&mut w.trial);
+    for _ in 0..STEPS_MAX {
+        if error <= ACCURACY {
+            break;
+        }
+        newton_step(w, &speed);
+        let mut scale = longest_step(w, &speed);
+        let mut after = f64::INFINITY;
+        for _ in 0..HALVINGS_MAX {
+            for ((t, x), step) in trial.iter_mut().zip(&speed).zip(&w.step) {
+                *t = x + scale * step;
+            }
+            after = evaluate(w, &trial);
+            if after < error {
+                break;
+            }
+            scale *= 0.5;
+        }
+        if after < error {
+            std::mem::swap(&mut speed, &mut trial);
+            error = after;
+        } else if error <= TOLERANCE {
+            break;
+        } else {
+            by_turns(w, &mut speed);
+            error = evaluate(w, &speed);
+        }
+    }
+    error = error.min(evaluate(w, &speed));
+    w.trial = trial;
+    w.speed = speed;
+    error <= TOLERANCE
+}
+
+/// Use of the busiest resource at these speeds, as a share of what copying leaves of it.
+fn highest_use(w: &Warm, speed: &[f64]) -> f64 {
+    let count = speed.len();
+    let of = |r: &usize| -> f64 {
+        let asked: f64 = w.load[r * count..(r + 1) * count]
+            .iter()
+            .zip(speed)
+            .map(|(l, x)| l * x)
+            .sum();
+        asked / (1.0 - w.copied[*r])
+    };
+    w.active.iter().map(of).fold(0.0, f64::max)
+}
+
+/// The part of `step`, 1 at most, that leaves every speed above nothing and every resource below full.
+fn longest_step(w: &Warm, speed: &[f64]) -> f64 {
+    let count = speed.len();
+    let mut longest = 1.0_f64;
+    for (x, step) in speed.iter().zip(&w.step) {
+        if *step < 0.0 {
+            longest = longest.min(-BRINK * x / step);
+        }
+    }
+    for r in &w.active {
+        let more: f64 = w.load[r * count..(r + 1) * count]
+            .iter()
+            .zip(&w.step)
+            .map(|(l, s)| l * s)
+            .sum();
+        if more > 0.0 {
+            longest = longest.min(BRINK * (1.0 - w.rho[*r]) / more);
+        }
+    }
+    longest
+}
+
+/// One Newton step in `step`: solves (cycles + speed · delay · slope · load) step = residual by elimination.
+fn newton_step(w: &mut Warm, speed: &[f64]) {
+    let count = speed.len();
+    w.matrix.fill(0.0);
+    for r in &w.active {
+        let row = r * count..(r + 1) * count;
+        let (delay, load) = (&w.delay[row.clone()], &w.load[row]);
+        let slope = w.slope[*r];
+        for ((line, d), x) in w.matrix.chunks_exact_mut(count).zip(delay).zip(speed) {
+            let weight = d * slope * x;
+            if weight > 0.0 {
+                for (m, l) in line.iter_mut().zip(load) {
+                    *m += weight * l;
+                }
+            }
+        }
+    }
+    // A change of speed of one part in so many of each is the natural unit: columns scaled by speed.
+    for (g, line) in w.matrix.chunks_exact_mut(count).enumerate() {
+        line[g] += w.cycles[g];
+        for (m, x) in line.iter_mut().zip(speed) {
+            *m *= x;
+        }
+    }
+    w.step.copy_from_slice(&w.residual);
+    let (m, x) = (&mut w.matrix, &mut w.step);
+    for k in 0..count {
+        let pivot = (k..count).fold(k, |best, i| {
+            if m[i * count + k].abs() > m[best * count + k].abs() {
+                i
+            } else {
+                best
+            }
+        });
+        if pivot != k {
+            for j in 0..count {
+                m.swap(pivot * count + j, k * count + j);
+            }
+            x.swap(pivot, k);
+        }
+        let diagonal = m[k * count + k];
+        if diagonal == 0.0 {
+            continue;
+        }
+        let (above, below) = m.split_at_mut((k + 1) * count);
+        let head = &above[k * count + k..];
+        for (i, line) in below.chunks_exact_mut(count).enumerate() {
+            let factor = line[k] / diagonal;
+            if factor != 0.0 {
+                for (a, b) in line[k..].iter_mut().zip(head) {
+                    *a -= factor * b;
+                }
+                x[k + 1 + i] -= factor * x[k];
+            }
+        }
+    }
+    for k in (0..count).rev() {
+        let sum: f64 = (k + 1..count).map(|j| m[k * count + j] * x[j]).sum();
+        let diagonal = m[k * count + k];
+        x[k] = if diagonal == 0.0 {
+            0.0
+        } else {
+            (x[k] - sum) / diagonal
+        };
+    }
+    for (step, x) in x.iter_mut().zip(speed) {
+        *step *= x;
+    }
+}
+
+/// Each workload in turn by 60 halvings with the others held, half of the way: slow and sure.
+fn by_turns(w: &mut Warm, speed: &mut [f64]) {
+    for g in 0..speed.len() {
+        let old = speed[g];
+        let (mut low, mut high) = (0.0, 1.0 / w.fixed[g]);
+        for _ in 0..60 {
+            let middle = 0.5 * (low + high);
+            speed[g] = middle;
+            let fits = evaluate(w, speed).is_finite() && w.residual[g] > 0.0;
+            if fits { low = middle } else { high = middle }
+        }
+        // The old speed fitted and the new one fits, so does their mean.
+        speed[g] = (old * low.max(old * 1e-3)).sqrt();
+    }
+}
