@@ -27,9 +27,11 @@
 
 mod evidence;
 mod ledger;
+mod truth;
 
 pub use evidence::{Gain, Speed, Speeds};
 pub use ledger::{Hand, Ledger, Picture, Value, differences};
+pub use truth::Truth;
 
 use evidence::{Acted, Coins};
 use homeostat_model::{Action, ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
@@ -192,48 +194,6 @@ pub struct Checkers {
     /// How many of them were taken by `take_new`.
     told: usize,
     reported: BTreeSet<(Invariant, String)>,
-}
-
-/// What the world showed of the changes that were tried, in one life or in many.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Truth {
-    /// Changes whose true effect on their own program was seen while they were tried.
-    pub tried: u64,
-    /// Of those, changes that truly gained nothing, by work per second and by work per CPU second.
-    pub nulls: u64,
-    /// Changes that were kept and whose true effect was seen then.
-    pub kept: u64,
-    /// Of those, changes that truly gained nothing.
-    pub kept_for_nothing: u64,
-    /// Times that a kept change was taken back and made again.
-    pub probes: u64,
-    /// Most that at least ten probes of a kept change cost, as a share of the work of its program since it was kept.
-    pub probe_cost_max: f64,
-    /// Kept changes that truly cost their program 5 % or more and stood after so many probes that the guard should have
-    /// ended them.
-    pub harm_stood: u64,
-    /// Work lost against the same machine left alone, in seconds of one program that works.
-    pub lost_s: f64,
-    /// Seconds for which programs worked.
-    pub worked_s: f64,
-    /// Most that was lost within 24 hours, in percent × seconds of one program.
-    pub lost_per_day_max: f64,
-}
-
-impl Truth {
-    /// Adds that of another life.
-    pub fn add(&mut self, other: &Self) {
-        self.tried += other.tried;
-        self.nulls += other.nulls;
-        self.kept += other.kept;
-        self.kept_for_nothing += other.kept_for_nothing;
-        self.probes += other.probes;
-        self.harm_stood += other.harm_stood;
-        self.probe_cost_max = self.probe_cost_max.max(other.probe_cost_max);
-        self.lost_s += other.lost_s;
-        self.worked_s += other.worked_s;
-        self.lost_per_day_max = self.lost_per_day_max.max(other.lost_per_day_max);
-    }
 }
 
 /// Violations kept of one run; the first says most.
@@ -407,21 +367,7 @@ impl Checkers {
         }
         let (probes, cost) = (acted.probed.0, acted.probe_cost(at));
         if probes >= PROBES_FOR_COST {
-            self.truth.probe_cost_max = self.truth.probe_cost_max.max(cost);
-        }
-        if probes >= PROBES_FOR_COST && cost > PROBE_COST_MAX {
-            self.report(
-                at,
-                Invariant::NoHarm,
-                &format!("probes/{}", call.effector),
-                format!(
-                    "{probes} probes of action {} ({} on {}) cost {:.1} % of the work since it is kept",
-                    call.action,
-                    call.effector,
-                    call.workload,
-                    cost * 100.0
-                ),
-            );
+            self.probes_cost(at, call, probes, cost);
         }
         while self.begun.front().is_some_and(|t| at - *t > HOUR) {
             self.begun.pop_front();
@@ -444,6 +390,24 @@ impl Checkers {
         // Bounded: of what is off for good only the latest are remembered.
         for id in off.iter().rev().skip(64) {
             self.acted.remove(id);
+        }
+    }
+
+    fn probes_cost(&mut self, at: Nanoseconds, call: &Call, probes: u32, cost: f64) {
+        self.truth.probe_cost_max = self.truth.probe_cost_max.max(cost);
+        if cost > PROBE_COST_MAX {
+            self.report(
+                at,
+                Invariant::NoHarm,
+                &format!("probes/{}", call.effector),
+                format!(
+                    "{probes} probes of action {} ({} on {}) cost {:.1} % of the work since it is kept",
+                    call.action,
+                    call.effector,
+                    call.workload,
+                    cost * 100.0
+                ),
+            );
         }
     }
 
@@ -527,9 +491,73 @@ impl Checkers {
     /// What the mind says, against what was seen at the seam.
     pub fn said(&mut self, at: Nanoseconds, said: &Said) {
         self.count_starts(at, said);
+        let (trying, wrong) = self.standing(at, said);
+        // Several programs are tried as one change only if it says so; that they then follow the same coins is what proves
+        // each of them.
+        let as_one = said
+            .trials
+            .iter()
+            .any(|(_, of)| trying.iter().all(|w| of.contains(w)));
+        if (trying.len() > 1 && !as_one) || said.trials.len() > 1 {
+            let names: Vec<String> = trying.iter().map(ToString::to_string).collect();
+            self.report(
+                at,
+                Invariant::OneAtATime,
+                "trials",
+                format!(
+                    "{} real trials at a time, changes on trial on: {}",
+                    said.trials.len(),
+                    names.join(", ")
+                ),
+            );
+        }
+        for (id, invariant, what) in wrong {
+            let Some(acted) = self.acted.get(&id).cloned() else {
+                continue;
+            };
+            self.report(
+                at,
+                invariant,
+                &format!("{}/{what}", acted.effector),
+                format!("action {id} ({} on {}) {what}", acted.effector, acted.workload),
+            );
+        }
+        if !said.exposure.is_finite() || said.exposure < 0.0 {
+            self.report(
+                at,
+                Invariant::NoHarm,
+                "exposure",
+                format!("it counts a harm exposure of {} percent-seconds", said.exposure),
+            );
+        }
+    }
+
+    /// The actions that were tried as one change with this one, by the coins that they followed, and the parts that followed
+    /// those; the action itself first.
+    pub fn tried_with(&self, id: ActionId) -> Vec<ActionId> {
+        let leader = |a: &Acted, of: ActionId| a.leader.unwrap_or(of);
+        let Some(own) = self.acted.get(&id) else {
+            return vec![id];
+        };
+        let tried_by = self.acted.get(&leader(own, id)).and_then(|a| a.tried_by);
+        let with = |(other, a): &(&ActionId, &Acted)| {
+            **other != id
+                && tried_by.is_some()
+                && self.acted.get(&leader(a, **other)).and_then(|l| l.tried_by) == tried_by
+        };
+        let others = self.acted.iter().filter(with).map(|(other, _)| *other);
+        std::iter::once(id).chain(others).collect()
+    }
+
+    /// Workloads on which a change is tried that is not proven, from the seam; and changes that are not as the mind says.
+    fn standing(
+        &mut self,
+        at: Nanoseconds,
+        said: &Said,
+    ) -> (BTreeSet<WorkloadId>, Vec<(ActionId, Invariant, &'static str)>) {
         // One at a time, from the seam: changes that are not proven yet and not on their way out.
         let mut trying: BTreeSet<WorkloadId> = BTreeSet::new();
-        let mut wrong: Vec<(ActionId, Invariant, &str)> = Vec::new();
+        let mut wrong = Vec::new();
         let mut kept = Vec::new();
         let mut orphans = Vec::new();
         // Pages that were moved on later, with threads or after them, wait until that has gone back.
@@ -582,164 +610,7 @@ impl Checkers {
             }
             acted.orphan_since = orphans.contains(id).then(|| acted.orphan_since.unwrap_or(at));
         }
-        // Several programs are tried as one change only if it says so; that they then follow the same coins is what proves
-        // each of them.
-        let as_one = said
-            .trials
-            .iter()
-            .any(|(_, of)| trying.iter().all(|w| of.contains(w)));
-        if (trying.len() > 1 && !as_one) || said.trials.len() > 1 {
-            let names: Vec<String> = trying.iter().map(ToString::to_string).collect();
-            self.report(
-                at,
-                Invariant::OneAtATime,
-                "trials",
-                format!(
-                    "{} real trials at a time, changes on trial on: {}",
-                    said.trials.len(),
-                    names.join(", ")
-                ),
-            );
-        }
-        for (id, invariant, what) in wrong {
-            let Some(acted) = self.acted.get(&id).cloned() else {
-                continue;
-            };
-            self.report(
-                at,
-                invariant,
-                &format!("{}/{what}", acted.effector),
-                format!("action {id} ({} on {}) {what}", acted.effector, acted.workload),
-            );
-        }
-        if !said.exposure.is_finite() || said.exposure < 0.0 {
-            self.report(
-                at,
-                Invariant::NoHarm,
-                "exposure",
-                format!("it counts a harm exposure of {} percent-seconds", said.exposure),
-            );
-        }
-    }
-
-    // ---- the truth ----------------------------------------------------------------------------------------------
-
-    /// Changes whose true gain should be asked of the world now, if their program works.
-    pub fn to_judge(&self, at: Nanoseconds) -> Vec<ActionId> {
-        self.acted
-            .iter()
-            .filter(|(_, a)| a.on && a.done && !a.is_placebo() && a.direction == Direction::Apply)
-            .filter(|(_, a)| match a.looked {
-                None => true,
-                Some(then) => a.kept() && at - then >= LOOK_EVERY,
-            })
-            .map(|(id, _)| *id)
-            .collect()
-    }
-
-    /// What the world says of the gain of a change that is on.
-    pub fn judged(&mut self, at: Nanoseconds, id: ActionId, gain: Gain) {
-        let leaders = self.acted.get(&id).is_some_and(|a| a.leader.is_none());
-        let Some(acted) = self.acted.get_mut(&id) else {
-            return;
-        };
-        let nothing = u64::from(gain.best() <= 0.0);
-        // Each counts once when it is tried and once when it is kept; further parts rest on the one that was tried.
-        if leaders && acted.looked.is_none() {
-            self.truth.tried += 1;
-            self.truth.nulls += nothing;
-        }
-        let worked = acted.looked.is_some_and(|then| at - then <= LOOK_EVERY * 3);
-        acted.looked = Some(at);
-        acted.gain = Some(gain);
-        if leaders && acted.kept() && !std::mem::replace(&mut acted.counted, true) {
-            self.truth.kept += 1;
-            self.truth.kept_for_nothing += nothing;
-        }
-        if gain.best() > -HARM || !acted.kept() {
-            acted.harms = None;
-            return;
-        }
-        // Probes made while its program rests can show nothing.
-        let (before, rounds) = acted.harms.unwrap_or((0, acted.rounds));
-        let probes = before + if worked { acted.rounds - rounds } else { 0 };
-        acted.harms = Some((probes, acted.rounds));
-        if probes > PROBES_OF_HARM_MAX && !std::mem::replace(&mut acted.stood, true) {
-            self.truth.harm_stood += 1;
-            let (effector, workload) = (acted.effector.clone(), acted.workload.clone());
-            self.report(
-                at,
-                Invariant::NoHarm,
-                &format!("stands/{effector}"),
-                format!(
-                    "action {id} ({effector} on {workload}) costs its program {:.1} % and stands after {probes} probes while it works",
-                    -gain.best() * 100.0
-                ),
-            );
-        }
-    }
-
-    /// The actions that were tried as one change with this one, by the coins that they followed, and the parts that followed
-    /// those; the action itself first.
-    pub fn tried_with(&self, id: ActionId) -> Vec<ActionId> {
-        let leader = |a: &Acted, of: ActionId| a.leader.unwrap_or(of);
-        let Some(own) = self.acted.get(&id) else {
-            return vec![id];
-        };
-        let tried_by = self.acted.get(&leader(own, id)).and_then(|a| a.tried_by);
-        let with = |(other, a): &(&ActionId, &Acted)| {
-            **other != id
-                && tried_by.is_some()
-                && self.acted.get(&leader(a, **other)).and_then(|l| l.tried_by) == tried_by
-        };
-        let others = self.acted.iter().filter(with).map(|(other, _)| *other);
-        std::iter::once(id).chain(others).collect()
-    }
-
-    /// For `length` until now programs ran like this, and would have run like that on the machine left alone. `touched`: an
-    /// undo is owed. While none is, the machine is as it would be untouched, which is checked by itself: what differs then
-    /// comes from what befell the two at different moments of their lives, and is nobody's harm.
-    pub fn compared(
-        &mut self,
-        at: Nanoseconds,
-        length: Nanoseconds,
-        with: &Speeds,
-        alone: &Speeds,
-        touched: bool,
-    ) {
-        let seconds = length.as_secs_f64();
-        let mut lost = 0.0;
-        for (name, alone) in alone.iter().filter(|(_, s)| s.cpus >= WORKS_FROM && s.work > 0.0) {
-            let Some(with) = with.get(name) else { continue };
-            lost += (1.0 - with.work / alone.work).max(0.0) * seconds;
-            self.truth.worked_s += seconds;
-        }
-        if !touched || lost <= 0.0 || !lost.is_finite() {
-            return;
-        }
-        self.truth.lost_s += lost;
-        self.lost.push_back((at, 100.0 * lost));
-        while self.lost.front().is_some_and(|(then, _)| at - *then > DAY) {
-            self.lost.pop_front();
-        }
-        let day: f64 = self.lost.iter().map(|(_, lost)| lost).sum();
-        self.truth.lost_per_day_max = self.truth.lost_per_day_max.max(day);
-        let most = self.limits.harm_per_day;
-        if day > most {
-            self.report(
-                at,
-                Invariant::NoHarm,
-                "lost",
-                format!(
-                    "work lost against the machine left alone within a day: {day:.0} percent-seconds, at most {most:.0}"
-                ),
-            );
-        }
-    }
-
-    /// What the world showed so far.
-    pub fn truth(&self) -> Truth {
-        self.truth
+        (trying, wrong)
     }
 
     fn count_starts(&mut self, at: Nanoseconds, said: &Said) {

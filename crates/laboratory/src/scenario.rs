@@ -309,6 +309,26 @@ struct Mistake {
     remedy: String,
 }
 
+/// Where something stands: section, which one of that name, key.
+type Place<'a> = (&'a str, usize, &'a str);
+
+/// Something that may be wrong, and where it is looked for.
+struct Text<'a>(&'a str);
+
+impl Text<'_> {
+    fn ensure(&self, holds: bool, place: Place<'_>, message: &str, remedy: &str) -> Result<(), Mistake> {
+        if holds {
+            return Ok(());
+        }
+        let (section, index, key) = place;
+        Err(Mistake {
+            line: line_of(self.0, section, index, key),
+            message: message.to_owned(),
+            remedy: remedy.to_owned(),
+        })
+    }
+}
+
 /// Line of the `index`-th (from 0) section of that name, or of the key in it; the first line if it is not written out.
 fn line_of(text: &str, section: &str, index: usize, key: &str) -> usize {
     let header = format!("[[{section}]]");
@@ -419,181 +439,140 @@ impl Scenario {
 
     /// Looks for what the types can not express. `text` is where it was read from.
     fn check(&self, text: &str) -> Result<(), Mistake> {
-        let wrong = |section: &str, index: usize, key: &str, message: String, remedy: &str| {
-            Err(Mistake {
-                line: line_of(text, section, index, key),
-                message,
-                remedy: remedy.to_owned(),
-            })
+        let text = Text(text);
+        self.check_times(&text)?;
+        let key = if self.machine.named.is_some() {
+            "named"
+        } else {
+            "layout"
         };
-        if !(self.hours > 0.0 && self.hours <= HOURS_MAX) {
-            return wrong(
-                "",
-                0,
-                "hours",
-                format!("hours = {}", self.hours),
-                "give a length above 0 and at most 744 hours (a month)",
-            );
-        }
-        let length = self.length_s();
-        if !(self.resolution_s >= 1.0
-            && self.resolution_s <= length
-            && length / self.resolution_s <= POINTS_MAX)
-        {
-            return wrong(
-                "",
-                0,
-                "resolution_s",
-                format!("resolution_s = {}", self.resolution_s),
-                "give at least 1, at most the length of the run, and so much that a curve has at most 200000 points",
-            );
-        }
-        if let Err(message) = self.layout() {
-            let key = if self.machine.named.is_some() {
-                "named"
-            } else {
-                "layout"
-            };
-            let names = layout::names().join(", ");
-            return wrong(
-                "machine",
-                0,
-                key,
-                message,
-                &format!("give `named` (one of {names}) or a [machine.layout], not both"),
-            );
-        }
-        if self.programs.is_empty() {
-            return wrong(
-                "",
-                0,
-                "",
-                "there is no [[program]]".into(),
-                "describe at least one program",
-            );
-        }
-        for (i, p) in self.programs.iter().enumerate() {
-            if self.programs[..i].iter().any(|q| q.name == p.name) {
-                return wrong(
-                    "program",
-                    i,
-                    "name",
-                    format!("name = {:?}: there are two programs of that name", p.name),
-                    "names must be unique",
-                );
-            }
-            if let Some(complaint) = p.complaints().into_iter().next() {
-                // The complaint names the program, then the key.
-                let key = complaint
-                    .split_once(": ")
-                    .map_or("", |(_, rest)| {
-                        rest.split([' ', ':', '.', ',']).next().unwrap_or_default()
-                    })
-                    .to_owned();
-                return wrong(
-                    "program",
-                    i,
-                    &key,
-                    complaint,
-                    "docs/evidence.md has the keys of a program with their ranges",
-                );
-            }
-            let profile_known =
-                self.profiles.iter().any(|q| q.name == p.profile) || profiles::profile(&p.profile).is_some();
-            if !profile_known {
-                return wrong(
-                    "program",
-                    i,
-                    "profile",
-                    format!("profile = {:?}: there is no profile of that name", p.profile),
-                    &format!("the profiles are {}", profiles::names().join(", ")),
-                );
-            }
-        }
-        if self.events.len() > EVENTS_MAX {
-            return wrong(
-                "event",
-                EVENTS_MAX,
-                "",
-                format!("{} events", self.events.len()),
-                "at most 100000 events",
-            );
-        }
-        for (i, e) in self.events.iter().enumerate() {
-            if !(e.at_s >= 0.0 && e.at_s <= length) {
-                return wrong(
-                    "event",
-                    i,
-                    "at_s",
-                    format!("at_s = {}", e.at_s),
-                    &format!("give a moment between 0 and {length} s, the length of the run"),
-                );
-            }
-            if let Some(program) = e.change.program().filter(|p| !self.knows(p)) {
-                return wrong(
-                    "event",
-                    i,
-                    "change",
-                    format!("program {program:?} is not in the scenario"),
-                    "name one of the [[program]] sections",
-                );
-            }
-        }
-        for c in &self.by_hand {
-            if let Some(program) = c.program().filter(|p| !self.knows(p)) {
-                return wrong(
-                    "by_hand",
-                    0,
-                    "",
-                    format!("program {program:?} is not in the scenario"),
-                    "name one of the [[program]] sections",
-                );
-            }
-        }
-        if let Some(w) = &self.windows {
-            for (name, window) in [("before", w.before), ("after", w.after)] {
-                if !(window.from_s >= 0.0
-                    && window.to_s <= length
-                    && window.to_s - window.from_s >= self.resolution_s)
-                {
-                    return wrong(
-                        "windows",
-                        0,
-                        name,
-                        format!("{name} = {} s to {} s", window.from_s, window.to_s),
-                        &format!(
-                            "a window lies within the run (0 to {length} s) and is at least as long as resolution_s"
-                        ),
-                    );
-                }
-            }
-        }
-        if let Some(names) = &self.strategies {
-            let known: Vec<String> = homeostat_strategies::all()
-                .iter()
-                .map(|s| s.id().to_string())
-                .collect();
-            if let Some(name) = names.iter().find(|n| !known.contains(n)) {
-                return wrong(
-                    "",
-                    0,
-                    "strategies",
-                    format!("strategies: there is no strategy {name:?}"),
-                    &format!("the strategies are {}", known.join(", ")),
-                );
-            }
-        }
-        if let Some(complaint) = self.policy.validate().into_iter().next() {
-            let key = complaint.split([' ', '=']).next().unwrap_or_default().to_owned();
-            return wrong(
-                "policy",
-                0,
-                &key,
-                format!("policy: {complaint}"),
-                "docs/configuration.md explains each setting",
-            );
+        let names = layout::names().join(", ");
+        let remedy = format!("give `named` (one of {names}) or a [machine.layout], not both");
+        let layout = self.layout();
+        let said = layout.as_ref().err().map_or("", String::as_str);
+        text.ensure(layout.is_ok(), ("machine", 0, key), said, &remedy)?;
+        self.check_programs(&text)?;
+        self.check_changes(&text)?;
+        self.check_settings(&text)
+    }
+
+    fn check_times(&self, text: &Text<'_>) -> Result<(), Mistake> {
+        let (length, resolution) = (self.length_s(), self.resolution_s);
+        text.ensure(
+            self.hours > 0.0 && self.hours <= HOURS_MAX,
+            ("", 0, "hours"),
+            &format!("hours = {}", self.hours),
+            "give a length above 0 and at most 744 hours (a month)",
+        )?;
+        text.ensure(
+            resolution >= 1.0 && resolution <= length && length / resolution <= POINTS_MAX,
+            ("", 0, "resolution_s"),
+            &format!("resolution_s = {resolution}"),
+            "give at least 1, at most the length of the run, and so much that a curve has at most 200000 points",
+        )?;
+        let windows = self
+            .windows
+            .iter()
+            .flat_map(|w| [("before", w.before), ("after", w.after)]);
+        for (name, Window { from_s, to_s }) in windows {
+            text.ensure(
+                from_s >= 0.0 && to_s <= length && to_s - from_s >= resolution,
+                ("windows", 0, name),
+                &format!("{name} = {from_s} s to {to_s} s"),
+                &format!(
+                    "a window lies within the run (0 to {length} s) and is at least as long as resolution_s"
+                ),
+            )?;
         }
         Ok(())
+    }
+
+    fn check_programs(&self, text: &Text<'_>) -> Result<(), Mistake> {
+        text.ensure(
+            !self.programs.is_empty(),
+            ("", 0, ""),
+            "there is no [[program]]",
+            "describe at least one program",
+        )?;
+        for (i, p) in self.programs.iter().enumerate() {
+            text.ensure(
+                !self.programs.iter().take(i).any(|q| q.name == p.name),
+                ("program", i, "name"),
+                &format!("name = {:?}: there are two programs of that name", p.name),
+                "names must be unique",
+            )?;
+            let complaint = p.complaints().into_iter().next().unwrap_or_default();
+            // The complaint names the program, then the key.
+            let key = complaint.split_once(": ").map_or("", |(_, rest)| {
+                rest.split([' ', ':', '.', ',']).next().unwrap_or_default()
+            });
+            text.ensure(
+                complaint.is_empty(),
+                ("program", i, key),
+                &complaint,
+                "docs/evidence.md has the keys of a program with their ranges",
+            )?;
+            text.ensure(
+                self.profiles.iter().any(|q| q.name == p.profile) || profiles::profile(&p.profile).is_some(),
+                ("program", i, "profile"),
+                &format!("profile = {:?}: there is no profile of that name", p.profile),
+                &format!("the profiles are {}", profiles::names().join(", ")),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn check_changes(&self, text: &Text<'_>) -> Result<(), Mistake> {
+        text.ensure(
+            self.events.len() <= EVENTS_MAX,
+            ("event", EVENTS_MAX, ""),
+            &format!("{} events", self.events.len()),
+            "at most 100000 events",
+        )?;
+        let known = |change: &PersonChange, place| match change.program().filter(|p| !self.knows(p)) {
+            Some(program) => text.ensure(
+                false,
+                place,
+                &format!("program {program:?} is not in the scenario"),
+                "name one of the [[program]] sections",
+            ),
+            None => Ok(()),
+        };
+        let length = self.length_s();
+        for (i, e) in self.events.iter().enumerate() {
+            text.ensure(
+                e.at_s >= 0.0 && e.at_s <= length,
+                ("event", i, "at_s"),
+                &format!("at_s = {}", e.at_s),
+                &format!("give a moment between 0 and {length} s, the length of the run"),
+            )?;
+            known(&e.change, ("event", i, "change"))?;
+        }
+        self.by_hand.iter().try_for_each(|c| known(c, ("by_hand", 0, "")))
+    }
+
+    fn check_settings(&self, text: &Text<'_>) -> Result<(), Mistake> {
+        let all = homeostat_strategies::all();
+        let known: Vec<String> = all.iter().map(|s| s.id().to_string()).collect();
+        for name in self.strategies.iter().flatten() {
+            text.ensure(
+                known.contains(name),
+                ("", 0, "strategies"),
+                &format!("strategies: there is no strategy {name:?}"),
+                &format!("the strategies are {}", known.join(", ")),
+            )?;
+        }
+        let complaint = self.policy.validate().into_iter().next().unwrap_or_default();
+        text.ensure(
+            complaint.is_empty(),
+            (
+                "policy",
+                0,
+                complaint.split([' ', '=']).next().unwrap_or_default(),
+            ),
+            &format!("policy: {complaint}"),
+            "docs/configuration.md explains each setting",
+        )
     }
 }
 

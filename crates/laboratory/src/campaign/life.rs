@@ -46,6 +46,14 @@ struct Beside<S> {
     slower: BTreeMap<String, u32>,
 }
 
+/// What was counted.
+#[derive(Default)]
+struct Counted {
+    turns: u64,
+    crashes: u64,
+    verdicts: BTreeMap<u64, Verdict>,
+}
+
 /// What was looked at last.
 #[derive(Default)]
 struct Looked {
@@ -71,9 +79,7 @@ pub(super) struct Run<S: Subject> {
     schedule: BTreeSet<(Nanoseconds, u32, Happening)>,
     scheduled: u32,
     runtime: Option<Loop<S>>,
-    turns: u64,
-    crashes: u64,
-    verdicts: BTreeMap<u64, Verdict>,
+    counted: Counted,
     looked: Looked,
     stopping: bool,
     finished: bool,
@@ -110,9 +116,7 @@ impl<S: Subject> Run<S> {
             schedule: BTreeSet::new(),
             scheduled: 0,
             runtime: None,
-            turns: 0,
-            crashes: 0,
-            verdicts: BTreeMap::new(),
+            counted: Counted::default(),
             looked: Looked::default(),
             stopping: false,
             finished: false,
@@ -122,7 +126,7 @@ impl<S: Subject> Run<S> {
 
     pub(super) fn life(&self) -> Life {
         let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
-        for verdict in self.verdicts.values() {
+        for verdict in self.counted.verdicts.values() {
             *verdicts.entry(verdict.to_string()).or_default() += 1;
         }
         Life {
@@ -130,10 +134,10 @@ impl<S: Subject> Run<S> {
             counts: Counts {
                 hours: self.clock.now().as_secs_f64() / 3600.0,
                 injected: self.faults.injected(),
-                turns: self.turns,
+                turns: self.counted.turns,
                 trials: self.checkers.trials_started() as u64,
                 verdicts,
-                crashes: self.crashes,
+                crashes: self.counted.crashes,
                 truth: self.checkers.truth(),
             },
             violations: self.checkers.found().to_vec(),
@@ -198,7 +202,7 @@ impl<S: Subject> Run<S> {
                 continue;
             };
             let turn = runtime.turn();
-            self.turns += 1;
+            self.counted.turns += 1;
             let directory = self.faults.directory().display().to_string();
             let lines: Vec<String> = turn
                 .stories
@@ -275,12 +279,12 @@ impl<S: Subject> Run<S> {
 
     /// After a crash, an orderly stop, or at the very beginning.
     fn start_again(&mut self) -> io::Result<()> {
-        let first = self.turns == 0 && self.crashes == 0;
+        let first = self.counted.turns == 0 && self.counted.crashes == 0;
         self.runtime = None;
         self.looked.read = None;
         self.subject.restarted();
         if self.faults.dead() {
-            self.crashes += 1;
+            self.counted.crashes += 1;
             self.take_calls();
             self.faults.trace(format!("killed at {}", self.clock.now()));
             self.faults.revive()?;
@@ -490,9 +494,23 @@ impl<S: Subject> Run<S> {
                 let keep = self.random.next_u64() % 3 == 0;
                 self.orderly_restart(keep)?;
             }
+            Kind::Pause | Kind::Undo | Kind::UndoAll | Kind::Reconfigure => self.operate(kind),
+            _ => done = self.disturb(kind),
+        }
+        if done {
+            self.faults.count(kind);
+            self.faults
+                .trace(format!("{:.3} fault: {}", now.as_secs_f64(), kind_name(kind)));
+        }
+        Ok(())
+    }
+
+    /// What an operator does.
+    fn operate(&mut self, kind: Kind) {
+        match kind {
             Kind::Pause => {
                 self.ask(OperatorRequest::Pause);
-                let until = now + minutes(&mut self.random, 20.0);
+                let until = self.clock.now() + minutes(&mut self.random, 20.0);
                 self.at(until, Happening::Resume);
             }
             Kind::Undo => {
@@ -516,14 +534,8 @@ impl<S: Subject> Run<S> {
                 self.policy = policy.clone();
                 self.ask(OperatorRequest::Configure(Box::new(policy)));
             }
-            _ => done = self.disturb(kind),
+            _ => {}
         }
-        if done {
-            self.faults.count(kind);
-            self.faults
-                .trace(format!("{:.3} fault: {}", now.as_secs_f64(), kind_name(kind)));
-        }
-        Ok(())
     }
 
     /// Something happens on the machine, and the same on the one left alone. False where there was nothing to do it to.

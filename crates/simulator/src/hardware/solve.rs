@@ -11,17 +11,7 @@ use newton::fixed_point;
 /// an answer by more than the accuracy of the solution.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
-    chips: Vec<Chip>,
-    generation: Option<Generation>,
-    /// For each node: nodes of its board other than itself.
-    neighbours: Vec<Vec<usize>>,
-    /// For each node: nodes of other boards.
-    strangers: Vec<Vec<usize>>,
-    board: Vec<u32>,
-    /// Number of the link from node to node, row by row; `NONE` where there is none.
-    link: Vec<usize>,
-    /// Service time by resource: memory of each node, far link of each node, near links.
-    service: Vec<f64>,
+    map: Map,
     /// Instructions per cycle of each workload at the last solution.
     speed: Vec<f64>,
     // scratch, by workload or by resource × workload
@@ -38,14 +28,36 @@ pub struct Warm {
     copied: Vec<f64>,
     queue: Vec<f64>,
     slope: Vec<f64>,
-    residual: Vec<f64>,
-    matrix: Vec<f64>,
-    step: Vec<f64>,
-    trial: Vec<f64>,
     groups: Vec<Group>,
     node_share: Vec<f64>,
     memory: Vec<f64>,
     memory_in: Vec<f64>,
+    newton: Newton,
+}
+
+/// The machine as the solver sees it.
+#[derive(Clone, Debug, Default)]
+struct Map {
+    chips: Vec<Chip>,
+    generation: Option<Generation>,
+    /// For each node: nodes of its board other than itself.
+    neighbours: Vec<Vec<usize>>,
+    /// For each node: nodes of other boards.
+    strangers: Vec<Vec<usize>>,
+    board: Vec<u32>,
+    /// Number of the link from node to node, row by row; `NONE` where there is none.
+    link: Vec<usize>,
+    /// Service time by resource: memory of each node, far link of each node, near links.
+    service: Vec<f64>,
+}
+
+/// Work space of Newton's method.
+#[derive(Clone, Debug, Default)]
+struct Newton {
+    residual: Vec<f64>,
+    matrix: Vec<f64>,
+    step: Vec<f64>,
+    trial: Vec<f64>,
 }
 
 const NONE: usize = usize::MAX;
@@ -85,18 +97,18 @@ fn at(v: &[f64], i: usize) -> f64 {
 
 impl Warm {
     fn prepare(&mut self, layout: &Layout, c: &Constants) {
-        if self.chips == layout.chips && self.generation == Some(layout.generation) {
+        if self.map.chips == layout.chips && self.map.generation == Some(layout.generation) {
             return;
         }
-        self.chips.clone_from(&layout.chips);
-        self.generation = Some(layout.generation);
+        self.map.chips.clone_from(&layout.chips);
+        self.map.generation = Some(layout.generation);
         let nodes = layout
             .chips
             .iter()
             .map(|c| c.node as usize + 1)
             .max()
             .unwrap_or(0);
-        self.board = (0..nodes)
+        self.map.board = (0..nodes)
             .map(|n| layout.board_of_node(n as u32).unwrap_or(0))
             .collect();
         let of = |same: bool, a: usize, board: &[u32]| -> Vec<usize> {
@@ -104,15 +116,15 @@ impl Warm {
                 .filter(|b| *b != a && (board[a] == board[*b]) == same)
                 .collect()
         };
-        self.neighbours = (0..nodes).map(|a| of(true, a, &self.board)).collect();
-        self.strangers = (0..nodes).map(|a| of(false, a, &self.board)).collect();
-        self.service = vec![c.memory_service_ns; nodes];
-        self.service.resize(2 * nodes, c.far_service_ns);
-        self.link = vec![NONE; nodes * nodes];
+        self.map.neighbours = (0..nodes).map(|a| of(true, a, &self.map.board)).collect();
+        self.map.strangers = (0..nodes).map(|a| of(false, a, &self.map.board)).collect();
+        self.map.service = vec![c.memory_service_ns; nodes];
+        self.map.service.resize(2 * nodes, c.far_service_ns);
+        self.map.link = vec![NONE; nodes * nodes];
         for a in 0..nodes {
-            for b in &self.neighbours[a] {
-                self.link[a * nodes + b] = self.service.len();
-                self.service.push(c.near_service_ns);
+            for b in &self.map.neighbours[a] {
+                self.map.link[a * nodes + b] = self.map.service.len();
+                self.map.service.push(c.near_service_ns);
             }
         }
         self.speed.clear();
@@ -130,8 +142,8 @@ pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm:
     let c = layout.constants();
     warm.prepare(layout, &c);
     let count = demands.len();
-    let nodes = warm.board.len();
-    let resources = warm.service.len();
+    let nodes = warm.map.board.len();
+    let resources = warm.map.service.len();
     let w = &mut *warm;
     for (v, n) in [
         (&mut w.fixed, count),
@@ -144,10 +156,10 @@ pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm:
         (&mut w.copied, resources),
         (&mut w.queue, resources),
         (&mut w.slope, resources),
-        (&mut w.residual, count),
-        (&mut w.matrix, count * count),
-        (&mut w.step, count),
-        (&mut w.trial, count),
+        (&mut w.newton.residual, count),
+        (&mut w.newton.matrix, count * count),
+        (&mut w.newton.step, count),
+        (&mut w.newton.trial, count),
     ] {
         v.clear();
         v.resize(n, 0.0);
@@ -174,9 +186,9 @@ pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm:
         .far_use
         .extend(w.rho.iter().skip(nodes).take(nodes).copied());
     solution.near_use.extend((0..nodes).map(|a| {
-        w.neighbours[a]
+        w.map.neighbours[a]
             .iter()
-            .map(|b| w.rho[w.link[a * nodes + b]])
+            .map(|b| w.rho[w.map.link[a * nodes + b]])
             .fold(0.0, f64::max)
     }));
     for (g, demand) in demands.iter().enumerate() {
@@ -200,7 +212,7 @@ fn charge_copies(c: &Constants, copies: &[Copying], w: &mut Warm, nodes: usize) 
         add(copy.from, c.memory_gbps);
         add(copy.to, c.memory_gbps);
         if copy.from != copy.to {
-            match w.link.get(copy.to * nodes + copy.from) {
+            match w.map.link.get(copy.to * nodes + copy.from) {
                 Some(link) if *link != NONE => add(*link, c.near_gbps),
                 _ => add(nodes + copy.to, c.far_gbps),
             }
@@ -260,7 +272,7 @@ impl<'a> Case<'a> {
     /// Its part of the fixed point, and its rows of `delay` (cycles per instruction for each ns of queue) and `load` (use of a
     /// resource times cycles per instruction).
     fn describe(mut self, w: &mut Warm) -> Group {
-        let nodes = w.board.len();
+        let nodes = w.map.board.len();
         let memory = &self.demand().memory;
         let total: f64 = (0..nodes).map(|n| at(memory, n)).sum();
         w.memory.clear();
@@ -401,7 +413,7 @@ impl<'a> Case<'a> {
     /// (2, 5) where memory accesses and lines go.
     fn ways(&mut self, w: &mut Warm) {
         let (c, rates) = (self.c, self.rates());
-        let nodes = w.board.len();
+        let nodes = w.map.board.len();
         let (g, count) = (self.g, self.demands.len());
         let mut add = |w: &mut Warm, r: usize, memory: f64, lines: f64, gbps: f64| {
             let i = r * count + g;
@@ -442,11 +454,11 @@ impl<'a> Case<'a> {
     /// … of the threads on one node.
     fn ways_from(&mut self, a: usize, w: &mut Warm, add: &mut impl FnMut(&mut Warm, usize, f64, f64, f64)) {
         let (c, demand, group) = (self.c, self.demand(), &mut self.group);
-        let (nodes, here) = (w.board.len(), w.node_share[a]);
+        let (nodes, here) = (w.map.board.len(), w.node_share[a]);
         let kept = share(demand.grouped) * share(demand.profile.kin);
-        let (neighbours, strangers) = (w.neighbours[a].len(), w.strangers[a].len());
-        let board_share: f64 = w.neighbours[a].iter().map(|b| w.node_share[*b]).sum();
-        let stranger_share: f64 = w.strangers[a].iter().map(|b| w.node_share[*b]).sum();
+        let (neighbours, strangers) = (w.map.neighbours[a].len(), w.map.strangers[a].len());
+        let board_share: f64 = w.map.neighbours[a].iter().map(|b| w.node_share[*b]).sum();
+        let stranger_share: f64 = w.map.strangers[a].iter().map(|b| w.node_share[*b]).sum();
         // What is stated to go to a distance that this machine does not have stays as near as it can.
         let stated = demand.reach.map(|reach| {
             (
@@ -470,7 +482,7 @@ impl<'a> Case<'a> {
             0.0
         };
         for at in 0..neighbours {
-            let b = w.neighbours[a][at];
+            let b = w.map.neighbours[a][at];
             let (memory, lines) = match stated {
                 Some((memory, lines)) => (memory.near / neighbours as f64, lines.near / neighbours as f64),
                 None => (
@@ -482,12 +494,12 @@ impl<'a> Case<'a> {
             w.memory_in[b] += memory;
             group.near += memory;
             group.line_near += lines;
-            let link = w.link[a * nodes + b];
+            let link = w.map.link[a * nodes + b];
             add(w, link, memory, lines, c.near_gbps);
         }
         let (mut far_memory, mut far_lines) = (0.0, 0.0);
         for at in 0..strangers {
-            let b = w.strangers[a][at];
+            let b = w.map.strangers[a][at];
             let (memory, lines) = match stated {
                 Some((memory, lines)) => (memory.far / strangers as f64, lines.far / strangers as f64),
                 None => (loose * w.memory[b], loose_lines * w.node_share[b] * (1.0 - kept)),

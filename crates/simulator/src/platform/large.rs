@@ -1,7 +1,7 @@
 //! The effector `large_pages`.
 
 use super::arguments::{Pacing, cpus_text, numbers, rejected};
-use super::slices::{Slice, Step, ended};
+use super::slices::{Slice, Step, Turn, ended};
 use super::{
     ALREADY_LARGE, CHANGED_BY_OTHERS, ENDED, HOLES, NOT_MAPPED, SEVERAL, STARTED, SimPlatform, alive, find,
     malformed, note_executions, same_memory, vanished,
@@ -85,15 +85,7 @@ impl SimPlatform {
         let pacing = Pacing::parse(&record.action, &[])?;
         let world = Rc::clone(&self.world);
         let mut world = world.borrow_mut();
-        let mut plan: Vec<(usize, usize)> = Vec::new();
-        for (name, text) in record.found.iter().filter(|(k, _)| k.starts_with("segment.")) {
-            let index = name
-                .trim_start_matches("segment.")
-                .parse()
-                .map_err(|_| malformed(record, name))?;
-            let pieces = numbers(text).ok_or_else(|| malformed(record, name))?;
-            plan.extend(pieces.into_iter().map(|p| (index, p as usize)));
-        }
+        let plan = plan_of(record)?;
         let found_skipped: BTreeMap<String, u64> = record
             .found
             .iter()
@@ -111,31 +103,25 @@ impl SimPlatform {
         task.head(direction);
         let split_shared = world.layout().split_shared;
         let size = world.memory.piece().0;
-        let slice = Slice::of(
-            &mut world,
-            p,
-            (task, &pacing),
-            &plan,
-            |step| step,
-            |turn, (_, piece)| {
-                let is_large = turn.segment.is_large(piece);
-                if turn.left == Some(direction) && is_large != (direction == Direction::Apply) {
-                    return Step::Skip(CHANGED_BY_OTHERS);
+        let work = |turn: Turn<'_>, (_, piece): (usize, usize)| {
+            let is_large = turn.segment.is_large(piece);
+            if turn.left == Some(direction) && is_large != (direction == Direction::Apply) {
+                return Step::Skip(CHANGED_BY_OTHERS);
+            }
+            let ns = match direction {
+                Direction::Apply if !is_large => match turn.memory.convert(turn.segment, piece) {
+                    Ok(ns) => ns,
+                    Err(error) => return Step::Refused(error.to_string()),
+                },
+                Direction::Undo if is_large && turn.segment.shared && turn.several && !split_shared => {
+                    return Step::Stop(Some("other processes map it, too".to_owned()));
                 }
-                let ns = match direction {
-                    Direction::Apply if !is_large => match turn.memory.convert(turn.segment, piece) {
-                        Ok(ns) => ns,
-                        Err(error) => return Step::Refused(error.to_string()),
-                    },
-                    Direction::Undo if is_large && turn.segment.shared && turn.several && !split_shared => {
-                        return Step::Stop(Some("other processes map it, too".to_owned()));
-                    }
-                    Direction::Undo if is_large => turn.memory.split(turn.segment, piece),
-                    Direction::Apply | Direction::Undo => return Step::Nothing,
-                };
-                Step::Worked(ns, size, (ns / 1e9, turn.weight, 1))
-            },
-        );
+                Direction::Undo if is_large => turn.memory.split(turn.segment, piece),
+                Direction::Apply | Direction::Undo => return Step::Nothing,
+            };
+            Step::Worked(ns, size, (ns / 1e9, turn.weight, 1))
+        };
+        let slice = Slice::of(&mut world, p, (task, &pacing), &plan, |step| step, work);
         let at_end = task.cursor >= plan.len();
         let finished = task.finished;
         let mut skipped = found_skipped;
@@ -157,6 +143,20 @@ impl SimPlatform {
         }
         Ok(progress)
     }
+}
+
+/// Pieces of a record, by segment.
+fn plan_of(record: &UndoRecord) -> Result<Vec<(usize, usize)>, PlatformError> {
+    let mut plan: Vec<(usize, usize)> = Vec::new();
+    for (name, text) in record.found.iter().filter(|(k, _)| k.starts_with("segment.")) {
+        let index = name
+            .trim_start_matches("segment.")
+            .parse()
+            .map_err(|_| malformed(record, name))?;
+        let pieces = numbers(text).ok_or_else(|| malformed(record, name))?;
+        plan.extend(pieces.into_iter().map(|p| (index, p as usize)));
+    }
+    Ok(plan)
 }
 
 fn require_switch(world: &World) -> Result<(), PlatformError> {

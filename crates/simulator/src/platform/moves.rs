@@ -1,7 +1,7 @@
 //! Moves of memory: the effector `page_placement`, and what goes along with threads.
 
 use super::arguments::{Along, LARGE, Pacing, argument, moves_large, numbers, rejected};
-use super::slices::{Slice, Step, ended};
+use super::slices::{Slice, Step, Turn, ended};
 use super::{
     ALREADY_LARGE, MOVED_BY_OTHERS, NO_ROOM, STARTED, SimPlatform, alive, find, malformed, note_executions,
     same_memory,
@@ -115,57 +115,19 @@ impl SimPlatform {
         world.settle_now();
         let task = self.tasks.entry(record.action.id).or_default();
         task.head(direction);
-        let (mut no_room, mut copied) = (None, BTreeMap::new());
+        let mut mover = Mover {
+            direction,
+            large,
+            keep_free: pacing.keep_free,
+            no_room: None,
+            copied: BTreeMap::new(),
+        };
         let at = |m: Moved| (m.segment, m.piece);
         let mut slice = Slice::of(&mut world, p, (task, pacing), &plan, at, |turn, m| {
-            let (memory, segment, piece) = (turn.memory, turn.segment, m.piece);
-            let (source, goal) = match direction {
-                Direction::Apply => (m.from, m.to),
-                Direction::Undo => (m.to, m.from),
-            };
-            let here = segment.node_of(piece);
-            if here == goal {
-                return Step::Nothing;
-            }
-            // Not where we left it: somebody else moved it since, and theirs it stays.
-            if here != source || turn.left == Some(direction) {
-                return Step::Skip(MOVED_BY_OTHERS);
-            }
-            if direction == Direction::Apply && segment.is_large(piece) && !large {
-                return Step::Skip(ALREADY_LARGE);
-            }
-            let keep_free = match direction {
-                Direction::Apply => pacing.keep_free.unwrap_or_else(|| {
-                    Bytes((memory.node(goal).map_or(0, |n| n.total.0) as f64 * KEEP_FREE_SHARE) as u64)
-                }),
-                Direction::Undo => Bytes::ZERO,
-            };
-            let bytes = segment.bytes_in(piece);
-            let has_room = memory.has_room(goal, bytes, keep_free);
-            match (
-                has_room.then(|| memory.move_piece(segment, piece, goal)),
-                direction,
-            ) {
-                (Some(Ok(ns)), _) => {
-                    *copied.entry((here, goal)).or_default() += bytes.0;
-                    let pages = segment.pages_in(piece).max(1);
-                    let page_s = move_cost(1, bytes.0 / pages) / 1e9;
-                    Step::Worked(ns, bytes.0, (page_s, turn.weight / pages as f64, pages))
-                }
-                (None, Direction::Apply) => {
-                    no_room = Some(goal);
-                    Step::Skip(NO_ROOM)
-                }
-                (Some(Err(MemoryError::NoMemory { .. } | MemoryError::Offline(_))), Direction::Apply) => {
-                    Step::Skip(NO_ROOM)
-                }
-                (failed, _) => {
-                    no_room = Some(goal);
-                    Step::Stop(failed.and_then(Result::err).map(|e| e.to_string()))
-                }
-            }
+            mover.step(turn, m)
         });
-        slice.copied = copied;
+        slice.copied = mover.copied;
+        let no_room = mover.no_room;
         let at_end = task.cursor >= plan.len();
         let (finished, skipped) = (task.finished, task.skipped.clone());
         slice.spend(&mut world, p, pacing, at_end);
@@ -190,6 +152,70 @@ impl SimPlatform {
             self.leave(record, direction);
         }
         Ok(progress)
+    }
+}
+
+/// Moves pieces of memory, one after the other.
+struct Mover {
+    direction: Direction,
+    /// Large pages go along as they are.
+    large: bool,
+    /// Memory that stays free on a node, unless it is the usual share.
+    keep_free: Option<Bytes>,
+    /// The last node that had no room.
+    no_room: Option<usize>,
+    /// Bytes by the nodes that they were copied from and to.
+    copied: BTreeMap<(usize, usize), u64>,
+}
+
+impl Mover {
+    fn step(&mut self, turn: Turn<'_>, m: Moved) -> Step {
+        let (memory, segment, piece) = (turn.memory, turn.segment, m.piece);
+        let (source, goal) = match self.direction {
+            Direction::Apply => (m.from, m.to),
+            Direction::Undo => (m.to, m.from),
+        };
+        let here = segment.node_of(piece);
+        if here == goal {
+            return Step::Nothing;
+        }
+        // Not where we left it: somebody else moved it since, and theirs it stays.
+        if here != source || turn.left == Some(self.direction) {
+            return Step::Skip(MOVED_BY_OTHERS);
+        }
+        if self.direction == Direction::Apply && segment.is_large(piece) && !self.large {
+            return Step::Skip(ALREADY_LARGE);
+        }
+        let keep_free = match self.direction {
+            Direction::Apply => self.keep_free.unwrap_or_else(|| {
+                Bytes((memory.node(goal).map_or(0, |n| n.total.0) as f64 * KEEP_FREE_SHARE) as u64)
+            }),
+            Direction::Undo => Bytes::ZERO,
+        };
+        let bytes = segment.bytes_in(piece);
+        let has_room = memory.has_room(goal, bytes, keep_free);
+        match (
+            has_room.then(|| memory.move_piece(segment, piece, goal)),
+            self.direction,
+        ) {
+            (Some(Ok(ns)), _) => {
+                *self.copied.entry((here, goal)).or_default() += bytes.0;
+                let pages = segment.pages_in(piece).max(1);
+                let page_s = move_cost(1, bytes.0 / pages) / 1e9;
+                Step::Worked(ns, bytes.0, (page_s, turn.weight / pages as f64, pages))
+            }
+            (None, Direction::Apply) => {
+                self.no_room = Some(goal);
+                Step::Skip(NO_ROOM)
+            }
+            (Some(Err(MemoryError::NoMemory { .. } | MemoryError::Offline(_))), Direction::Apply) => {
+                Step::Skip(NO_ROOM)
+            }
+            (failed, _) => {
+                self.no_room = Some(goal);
+                Step::Stop(failed.and_then(Result::err).map(|e| e.to_string()))
+            }
+        }
     }
 }
 

@@ -187,17 +187,13 @@ impl World {
             shared: None,
             executions: 0,
         };
-        let refused = |source| WorldError::Memory {
-            program: name.clone(),
-            source,
-        };
-        let outcome = self.allocate(&spec, &shape, &mut alive);
-        if let Err(source) = outcome {
-            for s in alive.segments() {
-                self.memory.release(s);
+        self.allocate(&spec, &shape, &mut alive).map_err(|source| {
+            alive.segments().for_each(|s| self.memory.release(s));
+            WorldError::Memory {
+                program: name,
+                source,
             }
-            return Err(refused(source));
-        }
+        })?;
         if let Some(program) = self.programs.get_mut(p) {
             program.alive = Some(alive);
             program.generation += 1;

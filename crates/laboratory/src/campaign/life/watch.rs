@@ -192,7 +192,7 @@ impl<S: Subject> Run<S> {
             exposure: view.budget.harm_exposure_day,
         };
         for outcome in &view.outcomes {
-            self.verdicts.insert(outcome.id.0, outcome.verdict);
+            self.counted.verdicts.insert(outcome.id.0, outcome.verdict);
         }
         self.checkers.said(at, &said);
     }

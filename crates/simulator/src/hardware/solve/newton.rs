@@ -20,7 +20,7 @@ fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
         if idle <= 0.0 {
             return f64::INFINITY;
         }
-        let service = w.service[*r];
+        let service = w.map.service[*r];
         w.rho[*r] = rho;
         w.queue[*r] = service * rho / (2.0 * idle);
         w.slope[*r] = service / (2.0 * idle * idle);
@@ -29,7 +29,7 @@ fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
         }
     }
     let mut error = 0.0_f64;
-    for ((residual, cycles), x) in w.residual.iter_mut().zip(&w.cycles).zip(speed) {
+    for ((residual, cycles), x) in w.newton.residual.iter_mut().zip(&w.cycles).zip(speed) {
         *residual = 1.0 - x * cycles;
         error = error.max(residual.abs());
     }
@@ -67,7 +67,7 @@ pub(super) fn fixed_point(w: &mut Warm) -> bool {
         speed.iter_mut().for_each(|x| *x *= START / highest);
     }
     let mut error = evaluate(w, &speed);
-    let mut trial = std::mem::take(&mut w.trial);
+    let mut trial = std::mem::take(&mut w.newton.trial);
     for _ in 0..STEPS_MAX {
         if error <= ACCURACY {
             break;
@@ -76,7 +76,7 @@ pub(super) fn fixed_point(w: &mut Warm) -> bool {
         let mut scale = longest_step(w, &speed);
         let mut after = f64::INFINITY;
         for _ in 0..HALVINGS_MAX {
-            for ((t, x), step) in trial.iter_mut().zip(&speed).zip(&w.step) {
+            for ((t, x), step) in trial.iter_mut().zip(&speed).zip(&w.newton.step) {
                 *t = x + scale * step;
             }
             after = evaluate(w, &trial);
@@ -96,7 +96,7 @@ pub(super) fn fixed_point(w: &mut Warm) -> bool {
         }
     }
     error = error.min(evaluate(w, &speed));
-    w.trial = trial;
+    w.newton.trial = trial;
     w.speed = speed;
     error <= TOLERANCE
 }
@@ -119,7 +119,7 @@ fn highest_use(w: &Warm, speed: &[f64]) -> f64 {
 fn longest_step(w: &Warm, speed: &[f64]) -> f64 {
     let count = speed.len();
     let mut longest = 1.0_f64;
-    for (x, step) in speed.iter().zip(&w.step) {
+    for (x, step) in speed.iter().zip(&w.newton.step) {
         if *step < 0.0 {
             longest = longest.min(-BRINK * x / step);
         }
@@ -127,7 +127,7 @@ fn longest_step(w: &Warm, speed: &[f64]) -> f64 {
     for r in &w.active {
         let more: f64 = w.load[r * count..(r + 1) * count]
             .iter()
-            .zip(&w.step)
+            .zip(&w.newton.step)
             .map(|(l, s)| l * s)
             .sum();
         if more > 0.0 {
@@ -140,12 +140,12 @@ fn longest_step(w: &Warm, speed: &[f64]) -> f64 {
 /// One Newton step in `step`: solves (cycles + speed · delay · slope · load) step = residual by elimination.
 fn newton_step(w: &mut Warm, speed: &[f64]) {
     let count = speed.len();
-    w.matrix.fill(0.0);
+    w.newton.matrix.fill(0.0);
     for r in &w.active {
         let row = r * count..(r + 1) * count;
         let (delay, load) = (&w.delay[row.clone()], &w.load[row]);
         let slope = w.slope[*r];
-        for ((line, d), x) in w.matrix.chunks_exact_mut(count).zip(delay).zip(speed) {
+        for ((line, d), x) in w.newton.matrix.chunks_exact_mut(count).zip(delay).zip(speed) {
             let weight = d * slope * x;
             if weight > 0.0 {
                 for (m, l) in line.iter_mut().zip(load) {
@@ -155,14 +155,14 @@ fn newton_step(w: &mut Warm, speed: &[f64]) {
         }
     }
     // A change of speed of one part in so many of each is the natural unit: columns scaled by speed.
-    for (g, line) in w.matrix.chunks_exact_mut(count).enumerate() {
+    for (g, line) in w.newton.matrix.chunks_exact_mut(count).enumerate() {
         line[g] += w.cycles[g];
         for (m, x) in line.iter_mut().zip(speed) {
             *m *= x;
         }
     }
-    w.step.copy_from_slice(&w.residual);
-    let (m, x) = (&mut w.matrix, &mut w.step);
+    w.newton.step.copy_from_slice(&w.newton.residual);
+    let (m, x) = (&mut w.newton.matrix, &mut w.newton.step);
     for k in 0..count {
         let pivot = (k..count).fold(k, |best, i| {
             if m[i * count + k].abs() > m[best * count + k].abs() {
@@ -215,7 +215,7 @@ fn by_turns(w: &mut Warm, speed: &mut [f64]) {
         for _ in 0..60 {
             let middle = 0.5 * (low + high);
             speed[g] = middle;
-            let fits = evaluate(w, speed).is_finite() && w.residual[g] > 0.0;
+            let fits = evaluate(w, speed).is_finite() && w.newton.residual[g] > 0.0;
             if fits { low = middle } else { high = middle }
         }
         // The old speed fitted and the new one fits, so does their mean.
