@@ -349,7 +349,7 @@ fn newest<'a>(seen: &Seen<'a>) -> Option<(&'a Vec<CpuId>, &'a Held)> {
 
 /// Whether the demand has outgrown the placement while there is room elsewhere. Threads that always run and were to take turns
 /// there wait as long as their number says; those of an offered load that the place cannot hold are more and more.
-pub(crate) fn outgrown(seen: &Seen<'_>) -> Option<String> {
+fn outgrown(seen: &Seen<'_>) -> Option<String> {
     let (cpus, held) = newest(seen)?;
     // Those that are online: a place that lost CPUs is a smaller one than that which was proven.
     let given = seen.machine.online_among(cpus) as f64;

@@ -29,9 +29,8 @@
 //! ## References
 //! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
 
-use crate::cache_affinity::{Ask, CacheAffinity, Step, outgrown};
-use homeostat_engine::{Opinion, Seen, Setting, Strategy};
-use homeostat_model::{Machine, StrategyId};
+use crate::cache_affinity::{Ask, Step};
+use homeostat_engine::Setting;
 
 pub(crate) const ID: &str = "consolidation";
 
@@ -45,51 +44,20 @@ const GAIN_MIN: Setting = Setting {
     help: "predicted gain from which it is tried (0.01 = 1 %; classic: never, ASO placed a workload once)",
 };
 
-const STEP: Step = Step {
-    strategy: ID,
+/// The strategy.
+pub(crate) const CONSOLIDATION: Step = Step {
+    id: ID,
+    summary: "keeps a placed program on fewer of its last-level caches, once it is seen how it runs there",
+    gain_min: &[GAIN_MIN],
     to: "fewer caches",
-    gain_min: &GAIN_MIN,
     ask: Ask::Fewer,
 };
-
-/// The strategy.
-pub(crate) struct Consolidation;
-
-impl Strategy for Consolidation {
-    fn id(&self) -> StrategyId {
-        ID.into()
-    }
-
-    fn summary(&self) -> &'static str {
-        "keeps a placed program on fewer of its last-level caches, once it is seen how it runs there"
-    }
-
-    fn settings(&self) -> &'static [Setting] {
-        &[GAIN_MIN]
-    }
-
-    fn applicable(&self, machine: &Machine) -> Result<(), String> {
-        CacheAffinity.applicable(machine)
-    }
-
-    fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        STEP.consider(seen)
-    }
-
-    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        CacheAffinity.unwanted(seen)
-    }
-
-    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        outgrown(seen)
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::common::testing::{Scene, available, chips, machine};
-    use homeostat_engine::Proposal;
+    use homeostat_engine::{Opinion, Proposal, Seen, Strategy as _};
     use homeostat_model::action::Target;
     use homeostat_model::{Bytes, CpuId, LlcId, NodeId};
 
@@ -126,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_program_that_runs_fewer_threads_where_it_is_kept_gets_fewer_caches() {
-        let p = kept(4, 15.0).proposal(&Consolidation);
+        let p = kept(4, 15.0).proposal(&CONSOLIDATION);
         assert_eq!(cpus(&p), 16, "{}", p.hypothesis);
         assert!(p.reversible && p.joint && p.effector.as_str() == "thread_placement");
         assert!(
@@ -136,14 +104,14 @@ mod tests {
         );
         assert_eq!(p.arguments["memory"], "all");
         // ASO placed a workload once.
-        let classic = kept(4, 15.0).classic().reason(&Consolidation);
+        let classic = kept(4, 15.0).classic().reason(&CONSOLIDATION);
         assert!(classic.contains("no benefit predicted"), "{classic}");
     }
 
     #[test]
     fn what_holds_it_only_if_the_prediction_comes_true_is_tried_and_what_would_not_is_not() {
         // 9 running threads on a chip of 8: only if each becomes a quarter faster and more.
-        let p = kept(2, 9.0).proposal(&Consolidation);
+        let p = kept(2, 9.0).proposal(&CONSOLIDATION);
         assert_eq!(cpus(&p), 8, "{}", p.hypothesis);
         // Nothing to gain from nearer lines and memory: no room either.
         let text = kept(2, 9.0)
@@ -151,17 +119,17 @@ mod tests {
                 s.counters().memory_stall_share = 0.05;
                 s.counters().cache_to_cache_stall_share = 0.0;
             })
-            .reason(&Consolidation);
+            .reason(&CONSOLIDATION);
         assert!(text.contains("no part of CPUs 0-15"), "{text}");
         // Without head room, since there is a place to go back to; but not more threads than hardware threads.
-        let p = kept(4, 13.0).proposal(&Consolidation);
+        let p = kept(4, 13.0).proposal(&CONSOLIDATION);
         assert_eq!(cpus(&p), 8, "{}", p.hypothesis);
         // An offered load never takes turns; without counters the price of sharing is not known.
-        let text = kept(2, 15.0).reason(&Consolidation);
+        let text = kept(2, 15.0).reason(&CONSOLIDATION);
         assert!(text.contains("no part of CPUs 0-15"), "{text}");
         let text = kept(2, 9.0)
             .with(|s| s.locality().counters = None)
-            .reason(&Consolidation);
+            .reason(&CONSOLIDATION);
         assert!(text.contains("no part of CPUs 0-15"), "{text}");
     }
 
@@ -180,42 +148,42 @@ mod tests {
         };
         assert_eq!(
             nothing.ask(|seen| {
-                Consolidation.consider(&Seen {
+                CONSOLIDATION.consider(&Seen {
                     known: Some(known),
                     refused: &[],
                     ..*seen
                 })
             }),
-            nothing.opinion(&Consolidation)
+            nothing.opinion(&CONSOLIDATION)
         );
-        assert!(nothing.reason(&Consolidation).contains("no benefit predicted"));
+        assert!(nothing.reason(&CONSOLIDATION).contains("no benefit predicted"));
     }
 
     #[test]
     fn it_starts_from_a_placement_and_ends_after_three_steps_or_on_one_cache() {
         let free = kept(4, 15.0).with(|s| s.held.clear());
-        assert!(free.reason(&Consolidation).contains("not kept anywhere"));
-        let one = kept(1, 5.0).reason(&Consolidation);
+        assert!(free.reason(&CONSOLIDATION).contains("not kept anywhere"));
+        let one = kept(1, 5.0).reason(&CONSOLIDATION);
         assert!(one.contains("one last-level cache"), "{one}");
-        let all = kept(8, 15.0).reason(&Consolidation);
+        let all = kept(8, 15.0).reason(&CONSOLIDATION);
         assert!(all.contains("are all there are"), "{all}");
         let mut scene = kept(6, 15.0);
         for chips in [5, 4] {
             scene = scene.with(|s| s.hold(ID, Target::Cpus(first(chips))));
         }
-        let p = scene.proposal(&Consolidation);
+        let p = scene.proposal(&CONSOLIDATION);
         assert_eq!(cpus(&p), 16, "of the four where it is now: {}", p.hypothesis);
         let done = scene.with(|s| s.hold(ID, Target::Cpus(first(3))));
-        let text = done.reason(&Consolidation);
+        let text = done.reason(&CONSOLIDATION);
         assert!(text.contains("3 times") && text.contains("0-23"), "{text}");
     }
 
     #[test]
     fn places_are_asked_for_and_a_person_s_choice_is_honoured() {
         let blind = kept(4, 13.0).with(|s| s.locality = None);
-        assert_eq!(blind.opinion(&Consolidation), Opinion::InspectLocality);
+        assert_eq!(blind.opinion(&CONSOLIDATION), Opinion::InspectLocality);
         let bound = kept(4, 13.0).with(|s| s.locality().bound = Some("taskset -c 0-7".into()));
-        assert!(bound.reason(&Consolidation).contains("taskset -c 0-7"));
-        assert!(bound.unwanted(&Consolidation).is_some());
+        assert!(bound.reason(&CONSOLIDATION).contains("taskset -c 0-7"));
+        assert!(bound.unwanted(&CONSOLIDATION).is_some());
     }
 }

@@ -26,8 +26,8 @@ pub fn all() -> Vec<Box<dyn Strategy>> {
     vec![
         Box::new(cache_affinity::CacheAffinity),
         Box::new(memory_affinity::MemoryAffinity),
-        Box::new(consolidation::Consolidation),
-        Box::new(relocation::Relocation),
+        Box::new(consolidation::CONSOLIDATION),
+        Box::new(relocation::RELOCATION),
         Box::new(large_pages::LargePages),
         Box::new(prefetch::Prefetch),
         Box::new(numa_balancing::NumaBalancing),

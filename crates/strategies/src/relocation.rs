@@ -27,9 +27,8 @@
 //! ## References
 //! As cache_affinity. ASO placed a workload once (seed 000 §3.1); so does the profile `aso-classic`.
 
-use crate::cache_affinity::{Ask, CacheAffinity, Step, outgrown};
-use homeostat_engine::{Opinion, Seen, Setting, Strategy};
-use homeostat_model::{Machine, StrategyId};
+use crate::cache_affinity::{Ask, Step};
+use homeostat_engine::Setting;
 
 pub(crate) const ID: &str = "relocation";
 
@@ -43,55 +42,20 @@ const GAIN_MIN: Setting = Setting {
     help: "predicted gain from which it is tried (0.05 = 5 %; classic: never, ASO placed a workload once)",
 };
 
-const STEP: Step = Step {
-    strategy: ID,
+/// The strategy.
+pub(crate) const RELOCATION: Step = Step {
+    id: ID,
+    summary: "brings a placed program to other or more last-level caches, once it is seen how it runs there",
+    gain_min: &[GAIN_MIN],
     to: "other caches",
-    gain_min: &GAIN_MIN,
     ask: Ask::Elsewhere,
 };
-
-/// The strategy.
-pub(crate) struct Relocation;
-
-impl Strategy for Relocation {
-    fn id(&self) -> StrategyId {
-        ID.into()
-    }
-
-    fn summary(&self) -> &'static str {
-        "brings a placed program to other or more last-level caches, once it is seen how it runs there"
-    }
-
-    fn settings(&self) -> &'static [Setting] {
-        &[GAIN_MIN]
-    }
-
-    fn applicable(&self, machine: &Machine) -> Result<(), String> {
-        CacheAffinity.applicable(machine)
-    }
-
-    fn consider(&self, seen: &Seen<'_>) -> Opinion {
-        STEP.consider(seen)
-    }
-
-    fn knows_other_places(&self) -> bool {
-        true
-    }
-
-    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
-        CacheAffinity.unwanted(seen)
-    }
-
-    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
-        outgrown(seen)
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::common::testing::{Scene, available, chips, machine};
-    use homeostat_engine::RefusedPlace;
+    use homeostat_engine::{Opinion, RefusedPlace};
     use homeostat_model::action::Target;
     use homeostat_model::{Bytes, CpuId, LlcId, NodeId, Verdict};
 
@@ -127,7 +91,7 @@ mod tests {
 
     #[test]
     fn threads_that_share_cores_where_they_are_kept_go_to_more_caches_that_are_free() {
-        let opinion = crowded().opinion(&Relocation);
+        let opinion = crowded().opinion(&RELOCATION);
         let wider = cpus(&opinion);
         assert!(wider.len() >= 3 * CHIP as usize, "a core each: {wider:?}");
         let Opinion::Propose(p) = opinion else { return };
@@ -139,7 +103,7 @@ mod tests {
                 s.neighbour(24.0, Some(chip));
             }
         });
-        assert!(matches!(full.opinion(&Relocation), Opinion::Decline(_)));
+        assert!(matches!(full.opinion(&RELOCATION), Opinion::Decline(_)));
     }
 
     #[test]
@@ -154,35 +118,35 @@ mod tests {
                 locality.running = std::iter::once((LlcId(0), 4.8)).collect();
                 s.neighbour(20.0, None);
             })
-            .opinion(&Relocation);
+            .opinion(&RELOCATION);
         assert!(matches!(opinion, Opinion::Decline(_)), "{opinion:?}");
     }
 
     #[test]
     fn nobody_leaves_a_place_without_counters_in_the_classic_profile_or_without_one() {
         let blind = crowded().with(|s| s.locality().counters = None);
-        assert!(matches!(blind.opinion(&Relocation), Opinion::Decline(_)));
-        let classic = crowded().classic().reason(&Relocation);
+        assert!(matches!(blind.opinion(&RELOCATION), Opinion::Decline(_)));
+        let classic = crowded().classic().reason(&RELOCATION);
         assert!(classic.contains("no benefit predicted"), "{classic}");
-        let free = crowded().with(|s| s.held.clear()).reason(&Relocation);
+        let free = crowded().with(|s| s.held.clear()).reason(&RELOCATION);
         assert!(free.contains("not kept anywhere"), "{free}");
         let everywhere = crowded().with(|s| {
             s.held.clear();
             s.hold("cache_affinity", Target::Cpus((0..8 * CHIP).map(CpuId).collect()));
         });
-        let text = everywhere.reason(&Relocation);
+        let text = everywhere.reason(&RELOCATION);
         assert!(text.contains("are all there are"), "{text}");
         let often = crowded().with(|s| {
             for _ in 0..3 {
                 s.hold(ID, Target::Cpus((0..CHIP).map(CpuId).collect()));
             }
         });
-        assert!(often.reason(&Relocation).contains("3 times"));
+        assert!(often.reason(&RELOCATION).contains("3 times"));
     }
 
     #[test]
     fn a_place_that_was_refused_is_not_asked_for_again() {
-        let first = cpus(&crowded().opinion(&Relocation));
+        let first = cpus(&crowded().opinion(&RELOCATION));
         let again = crowded().with(|s| {
             s.refused.push(RefusedPlace {
                 cpus: first.iter().map(|c| CpuId(*c)).collect(),
@@ -191,7 +155,7 @@ mod tests {
                 for_a_neighbour: false,
             });
         });
-        if let opinion @ Opinion::Propose(_) = again.opinion(&Relocation) {
+        if let opinion @ Opinion::Propose(_) = again.opinion(&RELOCATION) {
             assert_ne!(cpus(&opinion).len(), first.len());
         }
     }

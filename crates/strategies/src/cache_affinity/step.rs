@@ -3,12 +3,12 @@
 //! or more) differ only in the question that they ask.
 
 use super::choice::{self, Candidate, Question};
-use super::{after_refused, decline, placement, propose};
+use super::{CacheAffinity, after_refused, decline, outgrown, placement, propose};
 use crate::common::domains::{Demand, Domains};
 use crate::common::prediction::Picture;
 use crate::common::{cpu_list, placed_by_a_person};
-use homeostat_engine::{Held, Opinion, Seen, Setting};
-use homeostat_model::{CpuId, Locality};
+use homeostat_engine::{Held, Opinion, Seen, Setting, Strategy};
+use homeostat_model::{CpuId, Locality, Machine, StrategyId};
 
 /// So many steps of a kind lie over a placement at most.
 const STEPS_MAX: usize = 3;
@@ -16,11 +16,12 @@ const STEPS_MAX: usize = 3;
 /// A kind of step.
 pub(crate) struct Step {
     /// Whose idea it is.
-    pub(crate) strategy: &'static str,
+    pub(crate) id: &'static str,
+    pub(crate) summary: &'static str,
+    /// Its only setting: the predicted gain from which it is tried.
+    pub(crate) gain_min: &'static [Setting; 1],
     /// Where it goes, in words.
     pub(crate) to: &'static str,
-    /// Predicted gain from which it is tried.
-    pub(crate) gain_min: &'static Setting,
     pub(crate) ask: Ask,
 }
 
@@ -33,12 +34,28 @@ pub(crate) enum Ask {
     Elsewhere,
 }
 
-impl Step {
-    pub(crate) fn consider(&self, seen: &Seen<'_>) -> Opinion {
+impl Strategy for Step {
+    fn id(&self) -> StrategyId {
+        self.id.into()
+    }
+
+    fn summary(&self) -> &'static str {
+        self.summary
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.gain_min
+    }
+
+    fn applicable(&self, machine: &Machine) -> Result<(), String> {
+        CacheAffinity.applicable(machine)
+    }
+
+    fn consider(&self, seen: &Seen<'_>) -> Opinion {
         let Some(kept) = placement(seen) else {
             return decline("its threads are not kept anywhere: there is no place to start from".into());
         };
-        let taken = |h: &&Held| h.strategy.as_str() == self.strategy;
+        let taken = |h: &&Held| h.strategy.as_str() == self.id;
         let steps = seen.held.iter().filter(taken).count();
         if steps >= STEPS_MAX {
             return decline(format!(
@@ -58,6 +75,20 @@ impl Step {
         self.choose(seen, locality, kept)
     }
 
+    fn knows_other_places(&self) -> bool {
+        self.ask == Ask::Elsewhere
+    }
+
+    fn unwanted(&self, seen: &Seen<'_>) -> Option<String> {
+        CacheAffinity.unwanted(seen)
+    }
+
+    fn outgrown(&self, seen: &Seen<'_>) -> Option<String> {
+        outgrown(seen)
+    }
+}
+
+impl Step {
     fn choose(&self, seen: &Seen<'_>, locality: &Locality, kept: &[CpuId]) -> Opinion {
         let domains = Domains::of(seen.machine);
         let Some(positions) = whole(&domains, kept) else {
@@ -111,7 +142,7 @@ impl Step {
         none: impl Fn() -> String,
     ) -> Opinion {
         match best {
-            Some(best) => propose(question, best, self.gain_min),
+            Some(best) => propose(question, best, &self.gain_min[0]),
             None => decline(none()),
         }
     }
