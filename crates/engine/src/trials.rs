@@ -464,7 +464,7 @@ impl Engine {
         if is_plain(least) {
             candidates.push(PLAIN_MEASURED_S);
         }
-        block_length::choose_expecting(
+        block_length::choose(
             least,
             Past {
                 seconds: &seconds,

@@ -33,6 +33,15 @@ struct Block {
     measured: u32,
 }
 
+/// History of one second after the other.
+fn history(seconds: &[(f64, f64)]) -> block_length::Past<'_> {
+    block_length::Past {
+        seconds,
+        interval: 1.0,
+        few: false,
+    }
+}
+
 impl Block {
     fn seconds(self) -> f64 {
         f64::from(self.washout + self.measured)
@@ -115,7 +124,14 @@ fn run_misled(
         Length::Chosen { washout } => (washout, None),
     };
     let candidates: &[u32] = fixed.as_ref().map_or(&CANDIDATES, |f| f);
-    let choice = block_length::choose(&past, 1.0, f64::from(washout), candidates, parameters, BUDGET_S);
+    let choice = block_length::choose(
+        0.0,
+        history(&past),
+        f64::from(washout),
+        candidates,
+        parameters,
+        BUDGET_S,
+    );
     let (measured, scale) = match (choice, length) {
         (Ok(c), _) => (c.measured_s as u32, c.scale),
         // A fixed length is tried whatever the history says.
@@ -977,9 +993,15 @@ fn breaker(runs: usize, random: &mut Random) {
             for _ in 0..runs {
                 let mut signal = load.start(random);
                 let past: Vec<(f64, f64)> = (0..300).map(|_| (exp(signal.next(random)), 1.0)).collect();
-                let scale_5s =
-                    block_length::choose(&past, 1.0, 2.0, &[10], &TrialParameters::default(), BUDGET_S)
-                        .map_or(0.05, |c| c.scale_5s);
+                let scale_5s = block_length::choose(
+                    0.0,
+                    history(&past),
+                    2.0,
+                    &[10],
+                    &TrialParameters::default(),
+                    BUDGET_S,
+                )
+                .map_or(0.05, |c| c.scale_5s);
                 let mut fuse = Breaker::new(scale_5s);
                 fuse.off_block(signal.block(random, 2, 10, 0.0));
                 fuse.block_started();

@@ -134,7 +134,7 @@ pub fn blocks_needed(design: Design, alpha: f64, ratio: f64) -> f64 {
     }
 }
 
-/// Passive history.
+/// Passive history. The metric of a stretch is Σ work / Σ denominator (a ratio of sums, never a mean of ratios).
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     /// (work, denominator) per interval, oldest first.
@@ -145,41 +145,14 @@ pub struct Past<'a> {
     pub few: bool,
 }
 
-/// Chooses the measured part of a block.
-///
-/// * `seconds`: passive history as (work, denominator) per interval, oldest first; the metric of a stretch is
-///   Σ work / Σ denominator (a ratio of sums, never a mean of ratios).
-/// * `interval`: length of one interval (seconds).
-/// * `washout`: discarded at the start of every block (seconds).
-/// * `candidates`: measured parts to consider (seconds); those shorter than an interval are skipped, and those
-///   shorter than the washout unless there is no other.
-/// * `budget`: longest trial (seconds).
+/// Chooses the measured part of a block for a change of which `effect` is expected (log units; 0 when nothing is known). A large one
+/// is seen in short blocks; whether it comes true touches the length of the trial only, not its level. All times are in seconds:
+/// `washout` is discarded at the start of a block, of the `candidates` those that are too short are skipped, `budget` is the
+/// longest trial.
 ///
 /// # Errors
 /// [`Unmeasurable`] says why no trial should start, in a sentence with numbers.
 pub fn choose(
-    seconds: &[(f64, f64)],
-    interval: f64,
-    washout: f64,
-    candidates: &[u32],
-    parameters: &TrialParameters,
-    budget: f64,
-) -> Result<Choice, Unmeasurable> {
-    let past = Past {
-        seconds,
-        interval,
-        few: false,
-    };
-    choose_expecting(0.0, past, washout, candidates, parameters, budget)
-}
-
-/// The same for a change of which at least `effect` is expected (log units): a large one is seen in short blocks, and the
-/// fewest blocks that can decide take the least time. Whether the expectation holds touches the length of the trial only,
-/// not its level.
-///
-/// # Errors
-/// As [`choose`].
-pub fn choose_expecting(
     effect: f64,
     past: Past<'_>,
     washout: f64,
@@ -192,59 +165,35 @@ pub fn choose_expecting(
         interval,
         few,
     } = past;
-    let expected = if effect.is_finite() {
-        effect.max(parameters.delta)
-    } else {
-        parameters.delta
-    };
     if !(interval > 0.0 && interval.is_finite() && washout >= 0.0 && washout.is_finite()) {
         return Err(Unmeasurable::NoCandidate);
     }
-    let mut lengths: Vec<f64> = candidates
-        .iter()
-        .map(|c| f64::from(*c))
-        .filter(|c| *c >= interval)
-        .collect();
-    lengths.sort_by(f64::total_cmp);
-    let Some(longest) = lengths.last().copied() else {
-        return Err(Unmeasurable::NoCandidate);
-    };
+    let known = if effect.is_finite() { effect } else { 0.0 };
+    let expected = known.max(parameters.delta);
     // For an effect of the usual size a trial would be mostly waiting.
-    let share = if expected >= LARGE * parameters.delta {
-        0.5
-    } else {
-        1.0
-    };
-    let at_least = (washout * share).min(longest);
-    lengths.retain(|c| *c >= at_least);
-    let Some(shortest) = lengths.first().copied() else {
-        return Err(Unmeasurable::NoCandidate);
-    };
+    let is_large = expected >= LARGE * parameters.delta;
+    let at_least = if is_large { 0.5 * washout } else { washout };
+    let lengths = lengths(candidates, interval, at_least);
+    let shortest = lengths.first().ok_or(Unmeasurable::NoCandidate)?;
     let have_s = seconds.len() as f64 * interval;
-    let pairs_min = if expected >= PLAIN * parameters.delta {
-        PAIRS_MIN_PLAIN
-    } else {
-        PAIRS_MIN
-    };
+    let is_plain = expected >= PLAIN * parameters.delta;
+    let pairs_min = if is_plain { PAIRS_MIN_PLAIN } else { PAIRS_MIN };
     let need_s = pairs_min * 2.0 * (washout + shortest);
     if have_s < need_s {
         return Err(Unmeasurable::HistoryTooShort { have_s, need_s });
     }
     let history = Prefix::new(seconds);
+    let scale_of = |measured| history.pair_scale(interval, washout, measured, few);
     let mut best: Option<(f64, f64, f64)> = None;
     for measured in lengths {
-        let pair_s = 2.0 * (washout + measured);
-        let pairs = have_s / pair_s;
-        if pairs < pairs_min {
-            continue;
-        }
-        let Some(scale) = history.pair_scale(interval, washout, measured, few) else {
+        let pairs = have_s / (2.0 * (washout + measured));
+        let Some(scale) = (pairs >= pairs_min).then(|| scale_of(measured)).flatten() else {
             continue;
         };
         // Few pairs underestimate the spread, and the smallest of several estimates more so.
         let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
         let blocks = blocks_needed(parameters.design, parameters.alpha, expected / scale);
-        let time = blocks * pair_s / 2.0;
+        let time = blocks * (2.0 * (washout + measured)) / 2.0;
         if best.is_none_or(|(t, _, _)| time < t) {
             best = Some((time, measured, scale));
         }
@@ -253,6 +202,26 @@ pub fn choose_expecting(
         return Err(Unmeasurable::NoWork);
     };
     let block_s = washout + measured;
+    let provable = provable(scale, block_s, parameters, budget)?;
+    let scale_5s = scale_of(BREAKER_SECONDS.max(interval)).unwrap_or(scale);
+    Ok(Choice {
+        measured_s: measured,
+        scale,
+        scale_5s: scale_5s.max(SCALE_FLOOR) / std::f64::consts::SQRT_2,
+        pairs: time / block_s / 2.0,
+        predicted_s: time,
+        provable,
+        history_pairs: have_s / (2.0 * block_s),
+    })
+}
+
+/// Smallest gain that blocks of this length can prove within the budget.
+fn provable(
+    scale: f64,
+    block_s: f64,
+    parameters: &TrialParameters,
+    budget: f64,
+) -> Result<f64, Unmeasurable> {
     let fewest = blocks_needed(parameters.design, parameters.alpha, f64::INFINITY) * block_s;
     if fewest > budget {
         return Err(Unmeasurable::BudgetTooShort {
@@ -270,19 +239,20 @@ pub fn choose_expecting(
             budget_s: budget,
         });
     }
-    Ok(Choice {
-        measured_s: measured,
-        scale,
-        scale_5s: history
-            .pair_scale(interval, washout, BREAKER_SECONDS.max(interval), few)
-            .unwrap_or(scale)
-            .max(SCALE_FLOOR)
-            / std::f64::consts::SQRT_2,
-        pairs: time / block_s / 2.0,
-        predicted_s: time,
-        provable,
-        history_pairs: have_s / (2.0 * block_s),
-    })
+    Ok(provable)
+}
+
+/// The lengths that come into question, the shortest first: those from so many seconds on, or else the longest.
+fn lengths(candidates: &[u32], interval: f64, at_least: f64) -> Vec<f64> {
+    let mut lengths: Vec<f64> = candidates
+        .iter()
+        .map(|c| f64::from(*c))
+        .filter(|c| *c >= interval)
+        .collect();
+    lengths.sort_by(f64::total_cmp);
+    let longest = lengths.last().copied().unwrap_or(0.0);
+    lengths.retain(|c| *c >= at_least.min(longest));
+    lengths
 }
 
 /// Sums from the start, so that any stretch costs one subtraction.
@@ -351,6 +321,22 @@ mod tests {
 
     const CANDIDATES: [u32; 6] = [3, 5, 10, 20, 40, 80];
 
+    /// Nothing is known of the change.
+    fn usual(
+        seconds: &[(f64, f64)],
+        interval: f64,
+        washout: f64,
+        candidates: &[u32],
+        parameters: &TrialParameters,
+        budget: f64,
+    ) -> Result<Choice, Unmeasurable> {
+        let past = Past {
+            interval,
+            ..past(seconds, false)
+        };
+        choose(0.0, past, washout, candidates, parameters, budget)
+    }
+
     fn past(seconds: &[(f64, f64)], few: bool) -> Past<'_> {
         Past {
             seconds,
@@ -371,7 +357,7 @@ mod tests {
         }
         let p = TrialParameters::default();
         let scale = |few| {
-            choose_expecting(0.0, past(&seconds, few), 9.0, &[10], &p, 1e9)
+            choose(0.0, past(&seconds, few), 9.0, &[10], &p, 1e9)
                 .unwrap()
                 .scale
         };
@@ -398,7 +384,7 @@ mod tests {
     #[test]
     fn the_scale_of_white_noise_is_that_of_theory() {
         let seconds = history(Load::white(0.02), 1200, 1);
-        let c = choose(&seconds, 1.0, 2.0, &[20], &parameters(), 3600.0).unwrap();
+        let c = usual(&seconds, 1.0, 2.0, &[20], &parameters(), 3600.0).unwrap();
         let theory = 0.02 * (2.0f64 / 20.0).sqrt();
         assert!((c.scale / theory - 1.0).abs() < 0.25, "{} {theory}", c.scale);
         assert_eq!(c.measured_s, 20.0);
@@ -406,7 +392,7 @@ mod tests {
 
     #[test]
     fn quiet_loads_get_short_blocks_and_noisy_ones_longer() {
-        let quiet = choose(
+        let quiet = usual(
             &history(Load::white(0.005), 1200, 2),
             1.0,
             2.0,
@@ -414,7 +400,7 @@ mod tests {
             &parameters(),
             3600.0,
         );
-        let noisy = choose(
+        let noisy = usual(
             &history(Load::white(0.10), 1200, 3),
             1.0,
             2.0,
@@ -435,50 +421,50 @@ mod tests {
     fn each_refusal_says_why() {
         let p = parameters();
         let steady = vec![(100.0, 1.0); 600];
-        let short = choose(&steady[..15], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
+        let short = usual(&steady[..15], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
         assert_eq!(
             short.to_string(),
             "only 15 s of history, 20 s are needed to choose a block length"
         );
         assert_eq!(
-            choose(&[(0.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
+            usual(&[(0.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
             Err(Unmeasurable::NoWork)
         );
         assert_eq!(
-            choose(&[(f64::NAN, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
+            usual(&[(f64::NAN, 1.0); 600], 1.0, 2.0, &CANDIDATES, &p, 3600.0),
             Err(Unmeasurable::NoWork)
         );
         let wild = history(Load::white(2.0), 600, 4);
-        let noisy = choose(&wild, 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
+        let noisy = usual(&wild, 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
         assert!(matches!(noisy, Unmeasurable::TooNoisy { .. }), "{noisy:?}");
-        let hasty = choose(&steady, 1.0, 2.0, &CANDIDATES, &p, 10.0).unwrap_err();
+        let hasty = usual(&steady, 1.0, 2.0, &CANDIDATES, &p, 10.0).unwrap_err();
         assert!(matches!(hasty, Unmeasurable::BudgetTooShort { .. }), "{hasty:?}");
         assert_eq!(
-            choose(&steady, 1.0, 2.0, &[], &p, 3600.0),
+            usual(&steady, 1.0, 2.0, &[], &p, 3600.0),
             Err(Unmeasurable::NoCandidate)
         );
         assert_eq!(
-            choose(&steady, 0.0, 2.0, &CANDIDATES, &p, 3600.0),
+            usual(&steady, 0.0, 2.0, &CANDIDATES, &p, 3600.0),
             Err(Unmeasurable::NoCandidate)
         );
         assert_eq!(
-            choose(&steady, 1.0, f64::NAN, &CANDIDATES, &p, 3600.0),
+            usual(&steady, 1.0, f64::NAN, &CANDIDATES, &p, 3600.0),
             Err(Unmeasurable::NoCandidate)
         );
     }
 
     #[test]
     fn a_constant_history_is_not_believed_to_be_noiseless() {
-        let c = choose(&[(100.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
+        let c = usual(&[(100.0, 1.0); 600], 1.0, 2.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
         assert_eq!(c.scale, SCALE_FLOOR);
     }
 
     #[test]
     fn no_block_is_shorter_than_the_washout() {
         let seconds = history(Load::white(0.01), 1200, 5);
-        let c = choose(&seconds, 1.0, 15.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
+        let c = usual(&seconds, 1.0, 15.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
         assert!(c.measured_s >= 15.0);
-        let only_short = choose(&seconds, 1.0, 15.0, &[5, 10], &parameters(), 3600.0).unwrap();
+        let only_short = usual(&seconds, 1.0, 15.0, &[5, 10], &parameters(), 3600.0).unwrap();
         assert_eq!(only_short.measured_s, 10.0);
     }
 
@@ -486,11 +472,11 @@ mod tests {
     fn what_is_expected_to_be_large_gets_short_blocks() {
         let seconds = history(Load::white(0.05), 1200, 11);
         let p = parameters();
-        let usual = choose(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
-        let large = choose_expecting(0.3, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let usual = usual(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let large = choose(0.3, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
         assert!(large.measured_s < usual.measured_s, "{large:?} {usual:?}");
         assert_eq!(large.measured_s, 3.0, "half of the washout suffices");
-        let wrong = choose_expecting(f64::NAN, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let wrong = choose(f64::NAN, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
         assert_eq!(wrong, usual);
     }
 }

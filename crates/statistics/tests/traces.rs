@@ -123,9 +123,14 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
                 .map(|s| (s.work, if per_cpu { s.cpu } else { s.interval }))
                 .collect();
             let parameters = TrialParameters::default();
+            let past = block_length::Past {
+                seconds: &history,
+                interval: 1.0,
+                few: false,
+            };
             let chosen = block_length::choose(
-                &history,
-                1.0,
+                0.0,
+                past,
                 WASHOUT_S as f64,
                 &[4, 6, 10, 20, 40, 80],
                 &parameters,
