@@ -16,6 +16,8 @@ TEST_SHAPES := two-nodes trials two-caches debian-13
 
 PROGRAM := target/release/homeostat
 BUILD := $(CARGO) build --release --locked
+# For who wants to see it run: barely optimised, and not across crates.
+QUICK := $(CARGO) build --profile quick --locked
 
 # What the tests and measurements need besides Rust: COMMAND:PACKAGE, installed only where the command is missing.
 # PostgreSQL's server programs are not in the path; install-test-tools knows where Debian keeps them.
@@ -66,14 +68,17 @@ cargo-there:
 build: cargo-there ## build the program and the workloads, optimised
 	$(BUILD) -p homeostat-cli -p homeostat-workloads
 
-run: build ## build and start the daemon in the foreground (as root)
-	$(PROGRAM) run
+run: cargo-there ## build quickly, and start the daemon in the foreground (as root)
+	$(QUICK) -p homeostat-cli
+	target/quick/homeostat run
 
-demo: build ## a real gain, proven live on a real process, in under five minutes (as root)
-	$(PROGRAM) demo
+demo: cargo-there ## a real gain, proven live on a real process, in under five minutes (as root)
+	$(QUICK) -p homeostat-cli -p homeostat-workloads
+	target/quick/homeostat demo
 
-demo-file-cache: build ## a big reader pushes a program's pages out of memory, and is contained, in under five minutes (as root)
-	$(PROGRAM) demo file-cache
+demo-file-cache: cargo-there ## a big reader pushes a program's pages out of memory, and is contained, in under five minutes (as root)
+	$(QUICK) -p homeostat-cli -p homeostat-workloads
+	target/quick/homeostat demo file-cache
 
 test: cargo-there announce test-tools vm-tools-if-any check unit vm-machines ## formatting, lints, tests, emulated machines; installs what is missing (as root)
 
