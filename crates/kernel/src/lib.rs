@@ -1,4 +1,4 @@
-//! System calls without a safe wrapper in a library. The only module of the workspace's daemon side with
+//! System calls without a safe wrapper in a library. The only crate of the workspace's daemon side with
 //! `unsafe`; every function is a thin, safe wrapper that states its argument.
 //!
 //! Beside them what every crate that reads the machine needs: the tree below which it is read ([`Root`]), the files of a process,

@@ -22,7 +22,7 @@ use homeostat_kernel::process::{fault, is_ordinary_storage, open_process, text_o
 use homeostat_model::ProcessId;
 use homeostat_platform::PlatformError;
 use homeostat_sensors::patient::patiently;
-pub use homeostat_sensors::storage::{DeviceInode, MAPS_MAX, Refusal, maps};
+use homeostat_sensors::storage::{DeviceInode, MAPS_MAX, Refusal, maps};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

@@ -7,9 +7,9 @@
 
 use crate::code_file::CodeFile;
 use crate::common::PROCESSES_MAX;
-use homeostat_kernel::Root;
 use homeostat_kernel::perf::{Count, Counter, Event, OpenError, Scope};
 use homeostat_kernel::process::{fault, numbers_in, open_process};
+use homeostat_kernel::{Root, bytes, files};
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 use homeostat_sensors::counters::ERROR_MAX;
@@ -318,22 +318,13 @@ pub fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
 
 /// Online CPUs, from `/sys/devices/system/cpu/online` (`0-3,8`).
 pub fn online_cpus(root: &Root) -> Vec<u32> {
-    std::fs::read_to_string(root.path("/sys/devices/system/cpu/online"))
+    files::text(root, "/sys/devices/system/cpu/online")
         .map(|text| parse_cpus(&text))
         .unwrap_or_default()
 }
 
 fn parse_cpus(text: &str) -> Vec<u32> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
-            // Linux has at most 8,192 CPUs (arch/x86/Kconfig, NR_CPUS).
-            cpus.extend((first..=last.min(8191)).take(8192));
-        }
-    }
-    cpus.truncate(8192);
-    cpus
+    bytes::list(text.as_bytes()).unwrap_or_default()
 }
 
 /// Threads of the whole workload, counted up to `limit`.

@@ -1,6 +1,7 @@
 //! One look at all processes and at the files that they have mapped, shared by all who ask within some seconds.
 
 use homeostat_kernel::Root;
+use homeostat_kernel::privileges::{CAP_SYS_PTRACE, may};
 use homeostat_kernel::process::{numbers_in, read_at, start_ticks, text_of};
 use homeostat_meters::code_file::executable_at;
 use homeostat_model::ProcessId;
@@ -389,18 +390,14 @@ fn may_be_same(file: &DeviceInode, path: &str, other: &DeviceInode, other_path: 
 /// The first name space of users, whose capabilities are those of the machine (`PROC_USER_INIT_INO`).
 const USERS_OF_THE_MACHINE: &str = "user:[4026531837]";
 
-/// Whether we hold what permits to look at any process (CAP_SYS_PTRACE, bit 19 of `CapEff`), and not only within a name space of
+/// Whether we hold what permits to look at any process (CAP_SYS_PTRACE), and not only within a name space of
 /// users. Who is kept even from that is kept from us by a security module: none of a user's own.
 fn may_look_at_any(root: &Root) -> bool {
     let users = std::fs::read_link(root.link_path("/proc/self/ns/user"));
     if users.is_ok_and(|name| name.as_os_str() != USERS_OF_THE_MACHINE) {
         return false;
     }
-    let text = homeostat_kernel::files::text(root, "/proc/self/status").unwrap_or_default();
-    text.lines()
-        .find_map(|l| l.strip_prefix("CapEff:"))
-        .and_then(|n| u64::from_str_radix(n.trim(), 16).ok())
-        .is_some_and(|held| held & (1 << 19) != 0)
+    may(root, CAP_SYS_PTRACE)
 }
 
 /// Reads what is read of a process, as if it were its list of mappings and its `stat`.
