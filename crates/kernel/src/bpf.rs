@@ -8,7 +8,7 @@
 //!
 //! The memory layouts are those of `union bpf_attr` and `struct bpf_insn` in include/uapi/linux/bpf.h.
 
-use crate::perf::OpenError;
+use crate::perf::{OpenError, classify_thread};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -149,22 +149,13 @@ unsafe fn descriptor(command: libc::c_int, attributes: &Attributes) -> Result<Ow
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn classify(errno: Errno) -> OpenError {
-    match errno {
-        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
-        Errno::SRCH => OpenError::Vanished,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::AGAIN => OpenError::Busy(errno),
-        _ => OpenError::Unsupported(errno),
-    }
-}
-
 /// What the answers to two links that cannot be made say: on a directory (`EBADF` where such links are known), and of a
 /// process -1 (`EINVAL` before the path is looked at, since processes are counted and not threads).
 fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenError> {
     match (directory, nobody) {
         (Some(Errno::BADF), Some(Errno::INVAL)) => Ok(()),
         (Some(Errno::BADF), other) => Err(OpenError::Unsupported(other.unwrap_or(Errno::INVAL))),
-        (Some(other), _) => Err(match classify(other) {
+        (Some(other), _) => Err(match classify_thread(other) {
             OpenError::Vanished => OpenError::Unsupported(other),
             known => known,
         }),
@@ -209,7 +200,7 @@ impl Counters {
             .u32(12, size.max(1))
             .name(28, b"homeostat");
         // SAFETY: no addresses in them; it makes a map.
-        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify)?;
+        let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify_thread)?;
         let code = program(map.as_raw_fd());
         // The kernel asks for the licence of what it runs: both of this project's are compatible with its own.
         let license = c"Dual MIT/GPL";
@@ -221,7 +212,7 @@ impl Counters {
             .name(48, b"homeostat")
             .u32(68, BPF_TRACE_UPROBE_MULTI);
         // SAFETY: code of the stated length and a text that ends with a zero, both alive here; it makes a program.
-        let program = unsafe { descriptor(BPF_PROG_LOAD, &attributes) }.map_err(classify)?;
+        let program = unsafe { descriptor(BPF_PROG_LOAD, &attributes) }.map_err(classify_thread)?;
         Ok(Self {
             map,
             program,
@@ -307,7 +298,7 @@ impl Counters {
         };
         let link = self
             .link(file, offsets, cookies, semaphores, process)
-            .map_err(classify)?;
+            .map_err(classify_thread)?;
         Ok(Link { _link: link })
     }
 

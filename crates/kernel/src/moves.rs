@@ -5,8 +5,8 @@
 //! Cost: the kernel writes 32 bytes per move; a thread that stays where it is costs nothing. The rings are
 //! [`RING_BYTES`] per CPU. What does not fit in a ring between two reads is lost, and counted.
 
-use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
-use crate::ring::Ring;
+use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
+use crate::ring::{Record, Ring, records};
 use rustix::io::Errno;
 
 /// Most CPUs that are watched: 36 KiB of locked memory each.
@@ -57,56 +57,26 @@ fn open(cpu: u32) -> Result<Ring, OpenError> {
         ..Attributes::default()
     };
     let cpu = i32::try_from(cpu).map_err(|_| OpenError::Unsupported(Errno::INVAL))?;
-    let event = attributes.open(-1, cpu, -1).map_err(classify)?;
-    Ring::map(event, RING_BYTES).map_err(classify)
+    let event = attributes.open(-1, cpu, -1).map_err(classify_thread)?;
+    Ring::map(event, RING_BYTES).map_err(classify_thread)
 }
 
 /// Takes the records apart; what is not understood is passed over by its length.
-fn parse(mut records: &[u8], into: &mut Moves) {
-    let word = |bytes: &[u8], at: usize| -> Option<u32> {
-        Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+fn parse(bytes: &[u8], into: &mut Moves) {
+    let moved = |record: &Record<'_>| {
+        Some(Move {
+            at: record.u64(16)?,
+            process: record.u32(8)? as i32,
+            thread: record.u32(12)? as i32,
+            to: record.u32(24)?,
+        })
     };
-    let long = |bytes: &[u8], at: usize| -> Option<u64> {
-        Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
-    };
-    // struct perf_event_header: u32 type, u16 misc, u16 size.
-    while let (Some(kind), Some(size)) = (word(records, 0), word(records, 4).map(|w| w.to_ne_bytes())) {
-        let size = usize::from(u16::from_ne_bytes([size[2], size[3]]));
-        let Some(record) = records.get(..size).filter(|r| r.len() >= 8) else {
-            return;
-        };
-        match kind {
-            PERF_RECORD_SAMPLE => {
-                if let (Some(process), Some(thread), Some(at), Some(to)) = (
-                    word(record, 8),
-                    word(record, 12),
-                    long(record, 16),
-                    word(record, 24),
-                ) {
-                    into.list.push(Move {
-                        at,
-                        process: process as i32,
-                        thread: thread as i32,
-                        to,
-                    });
-                }
-            }
-            PERF_RECORD_LOST => {
-                into.lost = into.lost.saturating_add(long(record, 16).unwrap_or(0));
-            }
+    for record in records(bytes) {
+        match record.kind {
+            PERF_RECORD_SAMPLE => into.list.extend(moved(&record)),
+            PERF_RECORD_LOST => into.lost = into.lost.saturating_add(record.u64(16).unwrap_or(0)),
             _ => {}
         }
-        records = records.get(size..).unwrap_or_default();
-    }
-}
-
-fn classify(errno: Errno) -> OpenError {
-    match errno {
-        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::BUSY | Errno::AGAIN => {
-            OpenError::Busy(errno)
-        }
-        _ => OpenError::Unsupported(errno),
     }
 }
 

@@ -87,3 +87,44 @@ impl Ring {
         records
     }
 }
+
+/// One record: `struct perf_event_header` (type, misc, size), then the rest.
+pub(super) struct Record<'a> {
+    /// Type.
+    pub(super) kind: u32,
+    /// Flags of the type.
+    pub(super) misc: u16,
+    /// The whole record with its header.
+    bytes: &'a [u8],
+}
+
+impl Record<'_> {
+    /// The number at an offset from the start of the header.
+    pub(super) fn u32(&self, at: usize) -> Option<u32> {
+        Some(u32::from_ne_bytes(*self.bytes.get(at..)?.first_chunk()?))
+    }
+
+    /// The number at an offset from the start of the header.
+    pub(super) fn u64(&self, at: usize) -> Option<u64> {
+        Some(u64::from_ne_bytes(*self.bytes.get(at..)?.first_chunk()?))
+    }
+
+    /// Bytes at an offset from the start of the header.
+    pub(super) fn bytes(&self, range: std::ops::Range<usize>) -> Option<&[u8]> {
+        self.bytes.get(range)
+    }
+}
+
+/// The records of a piece of the ring, up to the first that is cut or has no length.
+pub(super) fn records(mut left: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    std::iter::from_fn(move || {
+        let [k0, k1, k2, k3, m0, m1, l0, l1] = *left.first_chunk::<8>()?;
+        let (bytes, behind) = left.split_at_checked(u16::from_ne_bytes([l0, l1]).into())?;
+        left = behind;
+        (bytes.len() >= 8).then_some(Record {
+            kind: u32::from_ne_bytes([k0, k1, k2, k3]),
+            misc: u16::from_ne_bytes([m0, m1]),
+            bytes,
+        })
+    })
+}

@@ -8,9 +8,8 @@
 //!
 //! Cost: the kernel copies the piece of stack at each sample, about 2 µs for 16 KiB; without it the interrupt is what remains.
 
-use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
-use crate::ring::Ring;
-use rustix::io::Errno;
+use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
+use crate::ring::{Record, Ring, records};
 
 /// Bytes of stack in each sample.
 pub const STACK_BYTES: u32 = 16 * 1024;
@@ -117,71 +116,45 @@ impl Sampler {
             sample_registers_user: REGISTERS,
             ..what
         };
-        let event = attributes.open(thread, -1, -1).map_err(classify)?;
-        Ring::map(event, ring).map(Self).map_err(classify)
+        let event = attributes.open(thread, -1, -1).map_err(classify_thread)?;
+        Ring::map(event, ring).map(Self).map_err(classify_thread)
     }
 
     /// Takes what has come since the last call. What did not fit into the ring meanwhile is lost.
     pub fn read(&mut self, into: &mut Vec<Sample>) {
-        let mut records = self.0.read();
-        parse(&records, into);
-        wipe(&mut records);
-    }
-}
-
-fn classify(errno: Errno) -> OpenError {
-    match errno {
-        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
-        Errno::SRCH => OpenError::Vanished,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::AGAIN => OpenError::Busy(errno),
-        _ => OpenError::Unsupported(errno),
+        let mut bytes = self.0.read();
+        parse(&bytes, into);
+        wipe(&mut bytes);
     }
 }
 
 /// Takes the records apart; what is not understood is passed over by its length.
-fn parse(mut records: &[u8], into: &mut Vec<Sample>) {
-    while let (Some(kind), Some(misc), Some(length)) =
-        (u32_at(records, 0), u16_at(records, 4), u16_at(records, 6))
-    {
-        let length = usize::from(length);
-        let (Some(record), 8..) = (records.get(8..length), length) else {
-            return;
-        };
-        if kind == PERF_RECORD_SAMPLE {
-            if let Some(sample) = sample(
-                record,
-                misc & PERF_RECORD_MISC_CPUMODE_MASK == PERF_RECORD_MISC_USER,
-            ) {
-                into.push(sample);
-            }
-        }
-        records = records.get(length..).unwrap_or_default();
-    }
+fn parse(bytes: &[u8], into: &mut Vec<Sample>) {
+    let samples = records(bytes).filter(|record| record.kind == PERF_RECORD_SAMPLE);
+    into.extend(samples.filter_map(|record| sample(&record)));
 }
 
-/// The body of a sample, in the kernel's order: process and thread, kind of registers and the two of them, size of the
-/// stack, the stack, and how much of it was really copied. Without stacks it ends behind the registers.
-fn sample(record: &[u8], in_user_mode: bool) -> Option<Sample> {
-    let thread = u32_at(record, 4)? as i32;
-    if u64_at(record, 8)? != ABI_64 {
+/// A sample, in the kernel's order: process and thread, kind of registers and the two of them, size of the stack, the stack,
+/// and how much of it was really copied. Without stacks it ends behind the registers.
+fn sample(record: &Record<'_>) -> Option<Sample> {
+    if record.u64(16)? != ABI_64 {
         // A thread of the kernel, or a program of 32 bits.
         return None;
     }
-    let (stack_pointer, instruction) = (u64_at(record, 16)?, u64_at(record, 24)?);
-    let (stack, copied): (&[u8], usize) = match u64_at(record, 32) {
+    let (stack, copied): (&[u8], usize) = match record.u64(40) {
         None | Some(0) => (&[], 0),
         Some(size) => {
             let size = usize::try_from(size).ok()?;
-            let behind = size.checked_add(40)?;
-            let copied = usize::try_from(u64_at(record, behind)?).ok()?;
-            (record.get(40..behind)?, copied.min(size))
+            let behind = size.checked_add(48)?;
+            let copied = usize::try_from(record.u64(behind)?).ok()?;
+            (record.bytes(48..behind)?, copied.min(size))
         }
     };
     Some(Sample {
-        thread,
-        instruction,
-        in_user_mode,
-        stack_pointer,
+        thread: record.u32(12)? as i32,
+        stack_pointer: record.u64(24)?,
+        instruction: record.u64(32)?,
+        in_user_mode: record.misc & PERF_RECORD_MISC_CPUMODE_MASK == PERF_RECORD_MISC_USER,
         stack: stack
             .get(..copied)?
             .chunks_exact(8)
@@ -189,16 +162,6 @@ fn sample(record: &[u8], in_user_mode: bool) -> Option<Sample> {
             .map(|word| u64::from_ne_bytes(*word))
             .collect(),
     })
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]

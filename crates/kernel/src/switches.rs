@@ -4,9 +4,8 @@
 //!
 //! Cost: a record of 24 bytes each time the thread starts and stops, 1.0 µs measured (`examples/span_cost`).
 
-use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE};
-use crate::ring::Ring;
-use rustix::io::Errno;
+use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
+use crate::ring::{Ring, records};
 
 /// Bytes of the ring of one thread: 2,048 records.
 const RING_BYTES: usize = 64 * 1024;
@@ -66,8 +65,8 @@ impl Switches {
             clock: CLOCK_MONOTONIC,
             ..Attributes::default()
         };
-        let event = attributes.open(thread, -1, -1).map_err(classify)?;
-        Ring::map(event, RING_BYTES).map(Self).map_err(classify)
+        let event = attributes.open(thread, -1, -1).map_err(classify_thread)?;
+        Ring::map(event, RING_BYTES).map(Self).map_err(classify_thread)
     }
 
     /// Takes what has come since the last call, oldest first.
@@ -76,47 +75,25 @@ impl Switches {
     }
 }
 
-fn classify(errno: Errno) -> OpenError {
-    match errno {
-        Errno::ACCESS | Errno::PERM => OpenError::Denied(errno),
-        Errno::SRCH => OpenError::Vanished,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::AGAIN => OpenError::Busy(errno),
-        _ => OpenError::Unsupported(errno),
-    }
-}
-
 /// Takes the records apart; what is not understood is passed over by its length.
-fn parse(mut records: &[u8], into: &mut Vec<Switch>) {
-    while let Some((head, _)) = records.split_first_chunk::<8>() {
-        let [k0, k1, k2, k3, m0, m1, l0, l1] = *head;
-        let (kind, misc) = (u32::from_ne_bytes([k0, k1, k2, k3]), u16::from_ne_bytes([m0, m1]));
-        let length = usize::from(u16::from_ne_bytes([l0, l1]));
-        let (Some(record), 8..) = (records.get(8..length), length) else {
-            return;
-        };
-        match kind {
-            // The event's number, then how many.
-            PERF_RECORD_LOST => {
-                into.extend(record.get(8..16).and_then(|l| l.try_into().ok()).map(|l| Switch {
-                    time: 0,
-                    change: Change::Lost(u64::from_ne_bytes(l)),
-                }))
-            }
-            // Process and thread, then the time.
-            PERF_RECORD_SWITCH => {
-                into.extend(record.get(8..16).and_then(|t| t.try_into().ok()).map(|t| Switch {
-                    time: u64::from_ne_bytes(t),
-                    change: match (misc & MISC_OUT != 0, misc & MISC_PREEMPTED != 0) {
-                        (false, _) => Change::Runs,
-                        (true, false) => Change::Waits,
-                        (true, true) => Change::Preempted,
-                    },
-                }))
-            }
-            _ => {}
-        }
-        records = records.get(length..).unwrap_or_default();
-    }
+fn parse(bytes: &[u8], into: &mut Vec<Switch>) {
+    into.extend(records(bytes).filter_map(|record| match record.kind {
+        // The event's number, then how many.
+        PERF_RECORD_LOST => Some(Switch {
+            time: 0,
+            change: Change::Lost(record.u64(16)?),
+        }),
+        // Process and thread, then the time.
+        PERF_RECORD_SWITCH => Some(Switch {
+            time: record.u64(16)?,
+            change: match (record.misc & MISC_OUT != 0, record.misc & MISC_PREEMPTED != 0) {
+                (false, _) => Change::Runs,
+                (true, false) => Change::Waits,
+                (true, true) => Change::Preempted,
+            },
+        }),
+        _ => None,
+    }));
 }
 
 #[cfg(test)]
