@@ -15,8 +15,9 @@
 //! Some settings come in pairs of which only one counts ([`other_of_pair`]): writing one sets the other to zero, and zero cannot
 //! be written. What is put back is then written to the other one ([`State`]).
 //!
-//! A file, or a pair, belongs to one action at a time, whatever workloads they are for: what a second one found would be what
-//! the first had set, and only those of one workload are undone in order.
+//! A file, or a pair, is held at one value. An action that wants another value is refused until the first one is undone:
+//! it would find what the first has set, and only actions of one workload are undone in order. Several actions for the same
+//! value, prepared before the first is applied, share it: the value found comes back when the last of them is undone.
 //!
 //! What remains, since the kernel has no "write if it is still so": a value that somebody writes between our look and our write,
 //! microseconds later, is not seen; one that they write twice in a row between our tries reads as rounding; one that is just
@@ -93,6 +94,13 @@ impl Setting {
         self.left
             .values()
             .filter(|left| left.direction == Some(Direction::Apply))
+    }
+
+    /// Whether another action may have brought the file to this value and not put it back.
+    fn is_held_besides(&self, id: ActionId, file: &str, ours: &str) -> bool {
+        self.left.iter().any(|(other, left)| {
+            *other != id && left.direction != Some(Direction::Undo) && left.file == file && left.ours == ours
+        })
     }
 
     /// Whether somebody else wrote to it, by either name of a pair.
@@ -187,10 +195,16 @@ impl Setting {
             // Whatever it holds by now, also what we would have set: it is theirs since.
             return theirs(direction, file, &source.value, now.value);
         }
+        let is_shared = self.is_held_besides(id, &file, &ours.value);
+        if direction == Direction::Undo && is_shared && now.value == ours.value {
+            // It goes back with the last of them.
+            return self.end(record, direction);
+        }
         let is_there = now.value == goal.value;
         let is_ours_to_move = now.value == source.value || self.made.get(&id) == Some(&now.value);
         // Ours already, although we left it as found: somebody chose what we would have set, and it is theirs.
-        let is_chosen = direction == Direction::Apply && is_there && was_left == Some(Direction::Undo);
+        let is_chosen =
+            direction == Direction::Apply && is_there && was_left == Some(Direction::Undo) && !is_shared;
         let mut is_others = !is_there && (!is_ours_to_move || was_left == Some(direction));
         if is_others && direction == Direction::Undo && self.begun.contains(&id) {
             is_others = !self.is_made_of(&file, &ours, &now)?;
@@ -235,8 +249,13 @@ impl Setting {
                 }
             }
         }
-        self.made.remove(&id);
-        self.begun.remove(&id);
+        self.end(record, direction)
+    }
+
+    /// The file is as the direction wants it.
+    fn end(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
+        self.made.remove(&record.action.id);
+        self.begun.remove(&record.action.id);
         self.leave(&record.action, Some(direction))?;
         Ok(Progress {
             done: true,
@@ -273,11 +292,10 @@ impl Effector for Setting {
                 ),
             });
         }
-        if let Some((holder, left)) = self
-            .left
-            .iter()
-            .find(|(id, left)| **id != action.id && is_one_setting(&left.file, &file))
-        {
+        if let Some((holder, left)) = self.left.iter().find(|(id, left)| {
+            let is_same = left.file == file && left.ours == ours;
+            **id != action.id && !is_same && is_one_setting(&left.file, &file)
+        }) {
             return Err(PlatformError::Busy {
                 why: format!("action {holder} for {} has it until it is undone", left.workload),
                 what: file,
@@ -321,15 +339,16 @@ impl Effector for Setting {
     }
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
-        match reached {
+        let direction = match reached {
             Reached::Begun => {
                 self.begun.insert(record.action.id);
+                None
             }
-            Reached::Made => {}
-            Reached::PutBack => {
-                let _ = self.leave(&record.action, Some(Direction::Undo));
-            }
-        }
+            Reached::Made => Some(Direction::Apply),
+            Reached::PutBack => Some(Direction::Undo),
+        };
+        // A record that is not understood is told when it is undone.
+        let _ = self.leave(&record.action, direction);
     }
 
     fn review(&mut self, _workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
