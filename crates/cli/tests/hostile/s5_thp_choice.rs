@@ -8,7 +8,8 @@ fn doctor_lists_the_choices_that_this_kernel_does_not_show() {
         .args(["doctor", "--json"])
         .output()
         .unwrap();
-    let diagnosis: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let diagnosis: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
     let of = |id: &str| {
         let list = diagnosis["capabilities"].as_array().unwrap();
         list.iter()
