@@ -22,7 +22,6 @@ pub const NODES_MAX: u32 = 1024;
 pub const PAGES_PER_CALL_MAX: usize = 16 * 1024;
 
 const MASK_WORDS: usize = CPUS_MAX as usize / 64;
-const NODE_WORDS: usize = NODES_MAX as usize / 64;
 /// Pointers and words of the kernel's interface have the size of ours.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 
@@ -459,106 +458,6 @@ pub fn touch(process: i32, addresses: &[u64]) -> Result<usize, NumaError> {
     Ok(read)
 }
 
-/// Words of a set of nodes, as the kernel wants it.
-fn node_words(nodes: &[u32]) -> Result<[u64; NODE_WORDS], NumaError> {
-    let mut words = [0; NODE_WORDS];
-    for node in nodes {
-        let word = words.get_mut(*node as usize / 64).ok_or(NumaError::NoNode)?;
-        *word |= 1 << (node % 64);
-    }
-    Ok(words)
-}
-
-/// Moves all pages of a process that lie on `from` to `to` (the first to the first, and so on). Returns how many could not be
-/// moved. One call, however long it takes: for probes and small processes; [`PageCall::move_to`] goes in steps.
-///
-/// # Errors
-/// [`NumaError`]: EPERM stands here also for a node that the cpuset of the process does not allow.
-pub fn migrate_pages(process: i32, from: &[u32], to: &[u32]) -> Result<u64, NumaError> {
-    if process <= 0 {
-        return Err(NumaError::NoProcess);
-    }
-    let (old, new) = (node_words(from)?, node_words(to)?);
-    // SAFETY: the kernel takes one off the number of bits and reads so many bits of each set: exactly the words of `old` and
-    // `new`, which live across the call. Pages keep address and contents.
-    let left = unsafe {
-        libc::syscall(
-            libc::SYS_migrate_pages,
-            process,
-            u64::from(NODES_MAX) + 1,
-            old.as_ptr(),
-            new.as_ptr(),
-        )
-    };
-    u64::try_from(left).map_err(|_| NumaError::last())
-}
-
-/// How a thread takes new pages (`set_mempolicy(2)`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyMode {
-    /// From the node on which it runs.
-    Default,
-    /// From one node, else from others.
-    Preferred,
-    /// From these nodes only.
-    Bind,
-    /// In turn.
-    Interleave,
-    /// From the node on which it runs, whatever the process's policy.
-    Local,
-    /// From these nodes, else from others.
-    PreferredMany,
-    /// In turn, by weights.
-    WeightedInterleave,
-    /// One that this version does not know.
-    Other(i32),
-}
-
-/// The memory policy of the calling thread, with its nodes. The kernel does not tell that of another process by a call;
-/// `/proc/PID/numa_maps` does.
-///
-/// # Errors
-/// [`NumaError::NotSupported`] on kernels without NUMA.
-pub fn own_policy() -> Result<(PolicyMode, Vec<u32>), NumaError> {
-    /// Bits of the mode that are flags.
-    const MODE_FLAGS: i32 = 0b111 << 13;
-    let mut mode: libc::c_int = 0;
-    let mut words = [0u64; NODE_WORDS];
-    // SAFETY: the kernel writes one int to `mode`, and to `words` the number of bits less one, which are its size; it asks
-    // for no address with these flags.
-    let outcome = unsafe {
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut mode,
-            words.as_mut_ptr(),
-            u64::from(NODES_MAX) + 1,
-            std::ptr::null_mut::<libc::c_void>(),
-            0,
-        )
-    };
-    if outcome < 0 {
-        return Err(NumaError::last());
-    }
-    let mode = match mode & !MODE_FLAGS {
-        0 => PolicyMode::Default,
-        1 => PolicyMode::Preferred,
-        2 => PolicyMode::Bind,
-        3 => PolicyMode::Interleave,
-        4 => PolicyMode::Local,
-        5 => PolicyMode::PreferredMany,
-        6 => PolicyMode::WeightedInterleave,
-        other => PolicyMode::Other(other),
-    };
-    let nodes = (0..NODES_MAX)
-        .filter(|node| {
-            words
-                .get(*node as usize / 64)
-                .is_some_and(|w| w >> (node % 64) & 1 == 1)
-        })
-        .collect();
-    Ok((mode, nodes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -651,9 +550,7 @@ mod tests {
                 PageCall::default().nodes_of(thread, &[0]).map(<[_]>::len),
                 Err(NumaError::NoProcess)
             );
-            assert_eq!(migrate_pages(thread, &[0], &[0]), Err(NumaError::NoProcess));
         }
-        assert_eq!(migrate_pages(own(), &[NODES_MAX], &[0]), Err(NumaError::NoNode));
         let many = vec![0; PAGES_PER_CALL_MAX + 1];
         assert_eq!(
             PageCall::default().nodes_of(own(), &many).map(<[_]>::len),
@@ -705,25 +602,10 @@ mod tests {
             Err(NumaError::NoNode)
         );
         assert!(call.nodes_of(own(), &[]).unwrap().is_empty());
-        assert_eq!(migrate_pages(own(), &[node], &[node]), Ok(0));
         // Reading passes over what can not be read, wherever it stands.
         let mixed = [0, addresses[0], 0, 0, addresses[1], addresses[2], 0];
         assert_eq!(touch(own(), &mixed), Ok(3));
         assert_eq!(touch(own(), &[]), Ok(0));
         assert_eq!(touch(0, &mixed), Err(NumaError::NoProcess));
-    }
-
-    #[test]
-    fn our_own_policy_can_be_asked_for() {
-        match own_policy() {
-            Ok((mode, nodes)) => {
-                assert!(!matches!(mode, PolicyMode::Other(_)), "{mode:?}");
-                assert!(
-                    mode != PolicyMode::Default || nodes.is_empty(),
-                    "{mode:?} {nodes:?}"
-                );
-            }
-            Err(error) => assert_eq!(error, NumaError::NotSupported),
-        }
     }
 }

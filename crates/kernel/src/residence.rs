@@ -1,4 +1,4 @@
-//! Keeping what this program uses in memory: its heap, the top of its stack, its code.
+//! Keeps what this program uses in memory: its heap, the top of its stack, its code.
 //!
 //! A program that gives memory back asks the kernel for it again a moment later, and under pressure that is where it
 //! waits: the kernel first has to take the page from somebody. Code that was never run is on disk, and is read when it
@@ -6,6 +6,7 @@
 
 use crate::bytes::{hexadecimal, lines, number, words};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
 
 /// Memory from which the C library would map a block of its own, and give it back when it is freed, in bytes: the most that
 /// glibc takes (`HEAP_MAX_SIZE / 2` of malloc/arena.c on 64-bit machines).
@@ -64,15 +65,15 @@ pub fn touch_stack() {
     std::hint::black_box(&mut room);
 }
 
-/// What is mapped of files and never written: code, and data that does not change.
-pub fn parse_code(maps: &[u8]) -> Vec<Range<usize>> {
+/// What a program has mapped of a file, by its inode, to be executed.
+pub fn parse_code(maps: &[u8], file: u64) -> Vec<Range<usize>> {
     lines(maps)
         .filter_map(|line| {
             let mut parts = words(line);
             let range = parts.next()?;
             let permissions = parts.next()?;
             let inode = parts.nth(2).and_then(number)?;
-            if inode == 0 || permissions.first() != Some(&b'r') || permissions.contains(&b'w') {
+            if inode != file || !permissions.contains(&b'x') || permissions.contains(&b'w') {
                 return None;
             }
             let at = range.iter().position(|&b| b == b'-')?;
@@ -83,15 +84,16 @@ pub fn parse_code(maps: &[u8]) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Brings the code of this program into memory and keeps it there (`mlock(2)`), unless it is more than `most` bytes.
-/// Returns how much it is.
+/// Brings the code of this program into memory and keeps it there (`mlock(2)`), unless it is more than `most` bytes. Its
+/// libraries and its data stay as they are used. Returns how much it is.
 ///
 /// # Errors
-/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self/maps` cannot be read;
+/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self` cannot be read;
 /// `FileTooLarge` beyond `most`.
 pub fn lock_code(most: usize) -> std::io::Result<usize> {
+    let program = std::fs::metadata("/proc/self/exe")?.ino();
     let maps = std::fs::read("/proc/self/maps")?;
-    let code = parse_code(&maps);
+    let code = parse_code(&maps, program);
     let bytes: usize = code.iter().map(ExactSizeIterator::len).sum();
     if bytes > most {
         return Err(std::io::ErrorKind::FileTooLarge.into());
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_what_is_mapped_of_files_and_never_written() {
+    fn code_is_what_is_executed_of_the_program() {
         let maps = b"55d0a0000000-55d0a0100000 r--p 00000000 fe:00 12   /usr/bin/homeostat\n\
             55d0a0100000-55d0a0900000 r-xp 00100000 fe:00 12   /usr/bin/homeostat\n\
             55d0a0900000-55d0a0a00000 rw-p 00900000 fe:00 12   /usr/bin/homeostat\n\
@@ -119,9 +121,7 @@ mod tests {
             7f0000000000-7f0000001000 ---p 00000000 fe:00 13   /lib/libc.so.6\n\
             7f0000001000-7f0000002000 r-xp 00001000 fe:00 13   /lib/libc.so.6\n\
             7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0    [vdso]\nrubbish\n";
-        let code = parse_code(maps);
-        let sizes: Vec<usize> = code.iter().map(ExactSizeIterator::len).collect();
-        assert_eq!(sizes, [0x10_0000, 0x80_0000, 0x1000]);
+        assert_eq!(parse_code(maps, 12), vec![0x55d0_a010_0000..0x55d0_a090_0000]);
     }
 
     #[test]

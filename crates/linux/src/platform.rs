@@ -22,7 +22,7 @@ use homeostat_sensors::host::{Host, tick_length};
 use homeostat_sensors::kernel_balancing::BalancingWatch;
 use homeostat_sensors::locality::LocalitySensor;
 use homeostat_sensors::memory_settings::MemorySettings;
-use homeostat_sensors::processes::{PassCost, ProcessTable};
+use homeostat_sensors::processes::ProcessTable;
 use homeostat_sensors::reader::Reader;
 use homeostat_sensors::reads::ReadSensor;
 use homeostat_sensors::regions::Glance;
@@ -315,14 +315,6 @@ impl LinuxPlatform {
     /// How well readers have been kept small since the start, where no limit does it (control groups of version 1).
     pub fn kept_small(&self) -> KeepCounts {
         self.effectors.kept_small()
-    }
-
-    /// What the last scan cost in files read.
-    pub fn scan_cost(&self) -> PassCost {
-        self.processes
-            .as_ref()
-            .map(ProcessTable::cost)
-            .unwrap_or_default()
     }
 
     /// Our own resident memory, whatever machine is looked at.

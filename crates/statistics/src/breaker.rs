@@ -83,11 +83,6 @@ impl Breaker {
         self.tripped
     }
 
-    /// Trips so far.
-    pub fn trip_count(&self) -> u32 {
-        self.trips
-    }
-
     /// How far a score may fall below the last off block (log units).
     pub fn fall(&self) -> f64 {
         self.fall
@@ -107,7 +102,6 @@ mod tests {
         assert!(!b.trips(2.0 + 0.81f64.ln()));
         assert!(b.trips(2.0 + 0.79f64.ln()));
         assert!(b.trips(2.0), "stays tripped until the next block");
-        assert_eq!(b.trip_count(), 1);
         b.block_started();
         assert!(!b.trips(2.0));
     }
@@ -120,7 +114,6 @@ mod tests {
         assert!(!b.below(2.0 + 0.3f64.ln(), 0.8));
         assert!(b.below(2.0 + 0.19f64.ln(), 0.8));
         assert!(b.below(f64::NEG_INFINITY, 0.8) && !b.below(f64::NAN, 0.8));
-        assert_eq!(b.trip_count(), 0);
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! mislead; and the standard library's `exp` and `ln` differ in the last bit between platforms, which would break
 //! replay. Approach: order statistics, and elementary functions made of exactly rounded operations only.
 
-use serde::{Deserialize, Serialize};
 use std::f64::consts::LN_2;
 
 /// Factor that makes the median absolute deviation of a Gaussian sample estimate its standard deviation
@@ -245,76 +244,6 @@ pub fn wilson(hits: u64, trials: u64, z: f64) -> (f64, f64) {
     ((centre - half).max(0.0), (centre + half).min(1.0))
 }
 
-/// Whether a counter can stand for useful work.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Proportionality {
-    /// Work follows CPU use: the counter measures progress.
-    Proportional {
-        /// Coefficient of variation of work per CPU second over the blocks.
-        noise: f64,
-        /// Correlation of work and CPU use, where both varied enough to tell.
-        correlation: Option<f64>,
-    },
-    /// Work does not follow CPU use: CPU time is spent on something that the counter does not see.
-    Unrelated {
-        /// Coefficient of variation of work per CPU second over the blocks.
-        noise: f64,
-        /// Correlation of work and CPU use.
-        correlation: f64,
-    },
-    /// CPU use varied too little to tell. `noise` still says how steady the counter is.
-    Unclear {
-        /// Coefficient of variation of work per CPU second over the blocks.
-        noise: f64,
-    },
-    /// Fewer than eight blocks with CPU use, or no work at all.
-    TooLittle,
-}
-
-/// Blocks needed before [`proportionality`] says anything.
-const PROPORTIONALITY_BLOCKS_MIN: usize = 8;
-/// CPU use must vary by this coefficient of variation before a missing correlation means anything.
-const PROPORTIONALITY_VARIATION_MIN: f64 = 0.05;
-/// From this correlation on, work follows CPU use.
-const PROPORTIONALITY_CORRELATION_MIN: f64 = 0.5;
-
-/// Decides whether `work` follows `cpu` (CPU seconds) over blocks of equal length.
-///
-/// A counter that stands for progress keeps work per CPU second steady while the load goes up and down. So: with
-/// enough variation of CPU use, either the correlation is at least 0.5, or work per CPU second varies less than CPU
-/// use itself does (then the ratio explains more than a constant would). With too little variation it abstains.
-pub fn proportionality(blocks: &[(f64, f64)]) -> Proportionality {
-    let used: Vec<(f64, f64)> = blocks
-        .iter()
-        .copied()
-        .filter(|(work, cpu)| work.is_finite() && cpu.is_finite() && *work >= 0.0 && *cpu > 0.0)
-        .collect();
-    let rates: Vec<f64> = used.iter().map(|(work, cpu)| work / cpu).collect();
-    let rate = median(&rates);
-    if used.len() < PROPORTIONALITY_BLOCKS_MIN || rate.is_nan() || rate <= 0.0 {
-        return Proportionality::TooLittle;
-    }
-    let noise = mad_sigma(&rates) / rate;
-    let cpus: Vec<f64> = used.iter().map(|p| p.1).collect();
-    let variation = variance(&cpus).sqrt() / mean(&cpus);
-    if variation < PROPORTIONALITY_VARIATION_MIN {
-        return Proportionality::Unclear { noise };
-    }
-    match correlation(&used) {
-        Some(c) if c < PROPORTIONALITY_CORRELATION_MIN && noise >= variation => Proportionality::Unrelated {
-            noise,
-            correlation: c,
-        },
-        // Work that does not move at all while CPU use does is the opposite of following it.
-        None => Proportionality::Unrelated {
-            noise,
-            correlation: 0.0,
-        },
-        correlation => Proportionality::Proportional { noise, correlation },
-    }
-}
-
 /// The limit that Student's t with `freedom` degrees of freedom exceeds with probability `tail` (one-sided, `tail` in
 /// 1e-9..=0.5, `freedom` at least 2).
 ///
@@ -424,39 +353,6 @@ mod tests {
             "{low} {high}"
         );
         assert_eq!(wilson(0, 0, 1.96), (0.0, 1.0));
-    }
-
-    #[test]
-    fn a_counter_of_requests_is_proportional_and_a_timer_is_not() {
-        let load = |i: usize| 1.0 + 0.5 * ((i * 7 % 10) as f64 / 10.0);
-        let requests: Vec<(f64, f64)> = (0..20)
-            .map(|i| (1000.0 * load(i) * (1.0 + 0.01 * (i % 3) as f64), load(i)))
-            .collect();
-        assert!(matches!(
-            proportionality(&requests),
-            Proportionality::Proportional { noise, correlation: Some(c) } if noise < 0.05 && c > 0.9
-        ));
-        // A counter that ticks by itself: the same work whatever the CPU use.
-        let timer: Vec<(f64, f64)> = (0..20).map(|i| (100.0 + (i % 2) as f64, load(i))).collect();
-        assert!(
-            matches!(proportionality(&timer), Proportionality::Unrelated { .. }),
-            "{:?}",
-            proportionality(&timer)
-        );
-        let constant: Vec<(f64, f64)> = (0..20).map(|i| (100.0, load(i))).collect();
-        assert!(matches!(
-            proportionality(&constant),
-            Proportionality::Unrelated { .. }
-        ));
-        // A saturated program uses the same CPU all the time: nothing can be told.
-        let saturated: Vec<(f64, f64)> = (0..20).map(|i| (100.0 + (i % 4) as f64, 2.0)).collect();
-        assert!(matches!(proportionality(&saturated), Proportionality::Unclear { noise } if noise < 0.05));
-        assert_eq!(proportionality(&requests[..5]), Proportionality::TooLittle);
-        assert_eq!(proportionality(&[(0.0, 1.0); 20]), Proportionality::TooLittle);
-        assert_eq!(
-            proportionality(&[(f64::NAN, 1.0); 20]),
-            Proportionality::TooLittle
-        );
     }
 
     #[test]

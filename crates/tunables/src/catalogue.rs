@@ -176,11 +176,6 @@ impl Tunable {
             parts.join("; ")
         }
     }
-
-    /// Whether a name of the kernel's command line is that of this setting.
-    pub fn is_set_by_parameter(&self, name: &str) -> bool {
-        self.parameter.as_deref() == Some(name)
-    }
 }
 
 /// A default as the catalogue writes it, for the reference.
