@@ -27,8 +27,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The longest that a look may hold up a program.
+/// The longest that a look may hold up a program, where a control shows no slower machine.
 const BOUND: Duration = Duration::from_millis(5);
+/// A look may hold up a program by this share of what reading `smaps` whole does, on whatever machine.
+const SHARE: u32 = 4;
 const TRIES: usize = 20;
 const PAGE: usize = 4096;
 
@@ -249,7 +251,7 @@ fn after(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
-fn hold_nothing_up(victim: &mut Victim, name: &str) {
+fn hold_nothing_up(victim: &mut Victim, name: &str, bound: Duration) {
     let id = victim.id();
     let mut longest = Duration::ZERO;
     for (look, take) in LOOKS {
@@ -265,7 +267,7 @@ fn hold_nothing_up(victim: &mut Victim, name: &str) {
         println!("{name}: {look} takes {:?}", begun.elapsed());
         let held = victim.held_up_by(|| take(&mut platform, &workload, id));
         println!("{name}: {look} holds it up by {held:?} at most");
-        assert!(held <= BOUND, "{name}: {look} holds it up by {held:?}");
+        assert!(held <= bound, "{name}: {look} holds it up by {held:?}, at most {bound:?}");
         longest = longest.max(held);
     }
     println!("{name}: longest stall {longest:?}");
@@ -288,7 +290,8 @@ fn no_look_at_a_large_process_holds_it_up() {
         whole > BOUND,
         "the test sees no stall where there is one: {whole:?}"
     );
-    hold_nothing_up(&mut victim, &format!("{mib} MiB"));
+    let bound = BOUND.max(whole / SHARE);
+    hold_nothing_up(&mut victim, &format!("{mib} MiB"), bound);
 
     // Each call by itself: the least of several tries, because the machine may take the CPU away.
     let (mappings, _) = walks::mappings(&Root::default(), id).unwrap();
@@ -311,7 +314,7 @@ fn no_look_at_a_large_process_holds_it_up() {
     for (name, scan) in [("PAGEMAP_SCAN", true), ("entry by entry", false)] {
         let longest = longest(scan);
         println!("{mib} MiB: longest call {name} {longest:?}");
-        assert!(longest <= BOUND, "{name}: {longest:?}");
+        assert!(longest <= bound, "{name}: {longest:?}, at most {bound:?}");
     }
 }
 
@@ -353,5 +356,5 @@ fn no_look_at_a_process_of_20000_threads_holds_it_up() {
         return;
     }
     let mut victim = Victim::start(64, 20_000);
-    hold_nothing_up(&mut victim, "20000 threads");
+    hold_nothing_up(&mut victim, "20000 threads", BOUND);
 }
