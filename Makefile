@@ -97,7 +97,8 @@ check: cargo-there ## formatting and lints
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 unit: cargo-there ## the tests alone
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --lib --bins --tests
+	$(CARGO) test --workspace --locked --doc
 	tools/check-program --skip-on-newer-glibc target/debug/homeostat
 	python3 -B -m unittest discover --start-directory tools/tests
 

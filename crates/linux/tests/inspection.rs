@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 const BOUND: Duration = Duration::from_millis(5);
 /// A look may hold up a program by this share of what reading `smaps` whole does, on whatever machine.
 const SHARE: u32 = 4;
-const TRIES: usize = 20;
+const TRIES: usize = 8;
 const PAGE: usize = 4096;
 
 /// Not a test of its own: the victim that the other tests start.
