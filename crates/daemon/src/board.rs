@@ -1,9 +1,8 @@
 //! What the loop publishes and others read: the latest view, and the story so far. Readers never touch the loop; who finds the
 //! view old asks it for a new one and does not wait for long.
 
-use crate::api::{StoryLine, Switch};
+use crate::api::{SCHEMA, Status, StoryLine, Switch};
 use crate::control::{Ask, Errand, Post};
-use homeostat_engine::View;
 use std::collections::VecDeque;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,7 +23,7 @@ const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Shown {
-    view: Arc<View>,
+    view: Arc<Status>,
     published: Option<Instant>,
     /// When the loop was asked for a view last.
     asked: Option<Instant>,
@@ -45,6 +44,12 @@ pub struct Board {
     told: Condvar,
 }
 
+/// The age of that state, where the loop of the daemon should long have published a newer one.
+pub fn hangs_for(status: &Status) -> Option<Duration> {
+    let age = Duration::try_from_secs_f64(status.view_age_s?).unwrap_or(Duration::MAX);
+    (age > HANGS_AFTER).then_some(age)
+}
+
 impl Board {
     /// Data behind this lock is replaced whole, so it is sound even after a thread died while holding it.
     fn lock(&self) -> MutexGuard<'_, Shown> {
@@ -52,7 +57,7 @@ impl Board {
     }
 
     /// Replaces the view.
-    pub fn publish(&self, view: View) {
+    pub fn publish(&self, view: Status) {
         let mut shown = self.lock();
         let old = std::mem::replace(&mut shown.view, Arc::new(view));
         shown.published = Some(Instant::now());
@@ -76,11 +81,6 @@ impl Board {
         self.lock().switch = Some(switch);
     }
 
-    /// Whether homeostat may act; `None` before the daemon has said so.
-    pub fn switch(&self) -> Option<Switch> {
-        self.lock().switch.clone()
-    }
-
     /// Adds a line to the story and wakes those who follow it.
     pub fn tell(&self, line: StoryLine) {
         let mut shown = self.lock();
@@ -99,19 +99,31 @@ impl Board {
     }
 
     /// The latest view, which may be some seconds old.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<Status> {
         self.lock().view.clone()
     }
 
-    /// A view as [`fresh_view`](Self::fresh_view) and the time since its publication, `None` before the first one.
-    pub fn fresh_view_with_age(&self) -> (Arc<View>, Option<Duration>) {
+    /// The latest state of this daemon.
+    pub fn status(&self) -> Status {
         self.wait_for_fresh();
         let shown = self.lock();
-        (shown.view.clone(), shown.published.map(|at| at.elapsed()))
+        let (view, notes) = (shown.view.clone(), shown.notes.clone());
+        let (published, switch) = (shown.published, shown.switch.clone());
+        // The view is large: it is copied outside of the lock.
+        drop(shown);
+        Status {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: i64::from(std::process::id()),
+            view_age_s: published.map(|at| at.elapsed().as_secs_f64()),
+            switch,
+            notes: notes.to_vec(),
+            ..Status::clone(&view)
+        }
     }
 
     /// A view that is not old, where the loop can be asked for one and has the time; else the latest.
-    pub fn fresh_view(&self) -> Arc<View> {
+    pub fn fresh_view(&self) -> Arc<Status> {
         self.wait_for_fresh();
         self.view()
     }
@@ -141,11 +153,6 @@ impl Board {
         let post = shown.post.as_ref()?.upgrade()?;
         shown.asked = Some(Instant::now());
         Some(post)
-    }
-
-    /// Notes about the daemon itself.
-    pub fn notes(&self) -> Arc<Vec<String>> {
-        self.lock().notes.clone()
     }
 
     /// The lines from number `since` on, the number of the line after them, and whether more may come. Waits at
@@ -208,15 +215,15 @@ mod tests {
         // The loop publishes before it answers.
         let post: Post = Arc::new(move |errand: Errand| {
             *count.lock().unwrap() += 1;
-            seen.publish(View {
-                unix_seconds: 7,
-                ..View::default()
+            seen.publish(Status {
+                at_unix: 7,
+                ..Status::default()
             });
             errand.answer.try_send(crate::control::Answer::Taken).is_ok()
         });
-        assert_eq!(board.fresh_view().unix_seconds, 0, "nobody to ask yet");
+        assert_eq!(board.fresh_view().at_unix, 0, "nobody to ask yet");
         board.ask_by(&post);
-        assert_eq!(board.fresh_view().unix_seconds, 7);
+        assert_eq!(board.fresh_view().at_unix, 7);
         assert_eq!(*asked.lock().unwrap(), 1);
         // Of many that read while the loop has not published yet, one asks.
         board.lock().published = None;
@@ -225,13 +232,13 @@ mod tests {
         assert!(board.whom_to_ask().is_some());
         assert!(board.whom_to_ask().is_none());
         // A fresh one is taken as it is.
-        board.publish(View::default());
+        board.publish(Status::default());
         board.lock().asked = None;
         assert!(board.whom_to_ask().is_none());
         // Who served the readers has ended: the loop is not kept.
         board.lock().published = None;
         drop(post);
-        assert_eq!(board.fresh_view().unix_seconds, 0);
+        assert_eq!(board.fresh_view().at_unix, 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! knows who calls. One thread accepts, one serves each connection, at most [`CONNECTIONS_MAX`]. They read the
 //! [`Board`] and put requests into a bounded channel; none of them touches the loop.
 
-use crate::api::{Explanation, Found, Plan, Status, Switch, find_workload};
+use crate::api::{Explanation, Found, Plan, Switch, find_workload};
 use crate::board::Board;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -607,7 +607,7 @@ impl Desk {
     fn call(&self, method: &str, request: &Request) -> Outcome {
         let board = &self.shared.board;
         match method {
-            "GetStatus" => Ok(json!({"status": Status::latest(board)})),
+            "GetStatus" => Ok(json!({"status": board.status()})),
             "GetPlan" => Ok(json!({"plan": Plan::new(&board.fresh_view())})),
             "Explain" => self.explain(&request.parameter::<String>("workload")?),
             "Undo" => self.ask(Ask::Undo(request.parameter("action")?)),

@@ -7,7 +7,7 @@ use crate::api::{Effect, Explanation, SCHEMA, Status, StoryLine};
 use crate::report::PastExperiment;
 use crate::wiring::{PastError, open_past};
 use homeostat_engine::retrace::retrace;
-use homeostat_model::{Bytes, ExperimentRecord};
+use homeostat_model::{ActionId, Bytes, ExperimentRecord, Verdict, WorkloadId};
 use homeostat_store::History;
 use homeostat_store::history::{DecisionRecord, ExperimentFilter, Filter, WindowRecord};
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,7 @@ pub struct Tried {
     #[serde(flatten)]
     pub past: PastExperiment,
     /// The change that was tried; the number for `homeostat undo` while it is in force.
-    pub action: u64,
+    pub action: ActionId,
     /// What a trial of several workloads showed of each of them.
     pub members: Vec<Member>,
     /// What was known after each block, computed again from the blocks. Absent where that does not lead to what was
@@ -62,9 +62,9 @@ pub struct Tried {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// Which.
-    pub workload: String,
+    pub workload: WorkloadId,
     /// What is remembered of it.
-    pub verdict: String,
+    pub verdict: Verdict,
     /// Its own effect.
     pub effect: Option<Effect>,
 }
@@ -167,13 +167,13 @@ impl Dossier {
 fn tried(record: &ExperimentRecord, policy: &homeostat_engine::Policy) -> Tried {
     Tried {
         past: record.into(),
-        action: record.action.0,
+        action: record.action,
         members: record
             .members
             .iter()
             .map(|m| Member {
-                workload: m.workload.to_string(),
-                verdict: m.verdict.to_string(),
+                workload: m.workload.clone(),
+                verdict: m.verdict,
                 effect: m.effect.map(Into::into),
             })
             .collect(),

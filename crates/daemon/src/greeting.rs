@@ -4,8 +4,8 @@
 use crate::api::Switch;
 use crate::service::host_story;
 use crate::settings::{Loaded, Settings};
-use homeostat_engine::view::WorkloadView;
-use homeostat_engine::{Profile, Stage, Story, Strategy, View};
+use homeostat_engine::view::Workload;
+use homeostat_engine::{Profile, Stage, Status, Story, Strategy};
 use homeostat_model::{Machine, Nanoseconds};
 
 /// Ignored workloads that are named after the first look: the largest ones.
@@ -172,7 +172,7 @@ pub struct FirstLook {
 
 impl FirstLook {
     /// The lines, when the CPU use of the workloads is known (or does not come); then it is over.
-    pub fn at(&mut self, view: &View, now: Nanoseconds) -> Option<Vec<Story>> {
+    pub fn at(&mut self, view: &Status, now: Nanoseconds) -> Option<Vec<Story>> {
         if view.workloads.is_empty() {
             return None;
         }
@@ -181,7 +181,7 @@ impl FirstLook {
         if !known && now.saturating_sub(since) < LOOK_PATIENCE {
             return None;
         }
-        let (ignored, considered): (Vec<&WorkloadView>, Vec<&WorkloadView>) =
+        let (ignored, considered): (Vec<&Workload>, Vec<&Workload>) =
             view.workloads.iter().partition(|w| w.stage == Stage::Ignored);
         let left = ignored.len() + view.workloads_ignored as usize;
         let above = match considered.len() {
@@ -194,7 +194,7 @@ impl FirstLook {
             b.resident_bytes
                 .cmp(&a.resident_bytes)
                 .then(b.cpus.total_cmp(&a.cpus))
-                .then(a.id.cmp(&b.id))
+                .then(a.name.cmp(&b.name))
         });
         // What is too small to be sampled has nothing to tell.
         largest.retain(|w| w.resident_bytes > 0 && !w.summary.is_empty());
@@ -212,7 +212,7 @@ impl FirstLook {
             false,
         )];
         lines.extend(largest.into_iter().map(|w| Story {
-            workload: Some(w.id.clone()),
+            workload: Some(w.name.clone()),
             stage: Stage::Ignored,
             text: w.summary.clone(),
             warning: false,
@@ -318,9 +318,9 @@ mod tests {
         assert!(text.contains("leaves proven changes in force"), "{text}");
     }
 
-    fn workload(id: &str, cpus: f64, mib: u64, stage: Stage) -> WorkloadView {
-        WorkloadView {
-            id: id.into(),
+    fn workload(id: &str, cpus: f64, mib: u64, stage: Stage) -> Workload {
+        Workload {
+            name: id.into(),
             kind: WorkloadKind::Unit,
             program: id.into(),
             fingerprint: String::new(),
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn the_first_look_waits_for_cpu_use_and_names_the_largest() {
         let mut look = FirstLook::default();
-        let mut view = View::default();
+        let mut view = Status::default();
         let at = Nanoseconds::from_secs;
         assert_eq!(look.at(&view, at(1)), None);
         for (i, mib) in [10, 60, 20, 50, 30, 40].into_iter().enumerate() {
@@ -367,9 +367,9 @@ mod tests {
     #[test]
     fn a_machine_that_is_all_idle_is_described_after_a_while() {
         let mut look = FirstLook::default();
-        let view = View {
+        let view = Status {
             workloads: vec![workload("idle", 0.0, 1, Stage::Ignored)],
-            ..View::default()
+            ..Status::default()
         };
         assert_eq!(look.at(&view, Nanoseconds::from_secs(1)), None);
         assert_eq!(look.at(&view, Nanoseconds::from_secs(60)), None);

@@ -138,7 +138,7 @@ pub struct Candidate {
     /// Name.
     pub id: String,
     /// `application`, `probe`, `kernel`, `points` or `hardware`.
-    pub class: String,
+    pub class: MeterClass,
     /// What one count is.
     pub unit: String,
     /// Cost to the workload of one count in nanoseconds; 0 = reading costs the workload nothing.
@@ -214,7 +214,7 @@ pub struct Tried {
     /// Name.
     pub id: String,
     /// `application`, `probe`, `kernel`, `points` or `hardware`.
-    pub class: String,
+    pub class: MeterClass,
     /// What one count is.
     pub unit: String,
     /// Counts per second; absent when it was not opened.
@@ -389,7 +389,7 @@ impl Observer {
         let mut candidates = self.platform.find_meters(id)?;
         candidates.retain(|c| match classes {
             [] => c.class != MeterClass::Hardware,
-            some => some.iter().any(|k| k == class(c.class)),
+            some => some.iter().any(|k| k == c.class.as_str()),
         });
         for candidate in candidates.iter_mut().filter(|c| c.refused.is_none()) {
             if let Err(e) = self.platform.open_meter(id, &candidate.id) {
@@ -658,21 +658,11 @@ fn lag_of(meter: &MeterId, intervals: &[MeterInterval]) -> Nanoseconds {
     lags.max().copied().unwrap_or_default()
 }
 
-fn class(class: MeterClass) -> &'static str {
-    match class {
-        MeterClass::Application => "application",
-        MeterClass::Probe => "probe",
-        MeterClass::Kernel => "kernel",
-        MeterClass::Points => "points",
-        MeterClass::Hardware => "hardware",
-    }
-}
-
 impl Candidate {
     fn of(c: &MeterCandidate) -> Self {
         Self {
             id: c.id.to_string(),
-            class: class(c.class).to_owned(),
+            class: c.class,
             unit: c.unit.clone(),
             cost_per_count_ns: c.cost_per_count.0,
             refused: c.refused.clone(),
@@ -752,7 +742,7 @@ impl Test {
                 let judged = judged.as_ref();
                 Tried {
                     id: c.id.to_string(),
-                    class: class(c.class).to_owned(),
+                    class: c.class,
                     unit: c.unit.clone(),
                     // A sum of nothing would be -0.
                     rate: opened.then(|| judged.map_or_else(|| rate(counted() + 0.0), |j| j.rate)),

@@ -2,7 +2,7 @@
 
 pub mod endpoint;
 
-use crate::api::{Effect, Experiment, Meter, Status};
+use crate::api::{Effect, Experiment, Meter, Stage, Status, Verdict};
 use crate::board::HANGS_AFTER;
 use crate::printable;
 use std::collections::BTreeSet;
@@ -177,24 +177,16 @@ fn host(t: &mut Text, s: &Status) {
 fn workloads(t: &mut Text, s: &Status) {
     let name = "homeostat_workloads";
     t.family(name, "gauge", "", "Workloads by stage.");
-    for stage in [
-        "ignored",
-        "considered",
-        "observed",
-        "proposed",
-        "trying",
-        "improved",
-        "declined",
-    ] {
-        let listed = s.workloads.iter().filter(|w| w.stage == stage).count() as f64;
-        let more = if stage == "ignored" {
+    for stage in Stage::ALL {
+        let listed = s.workloads.iter().filter(|w| w.stage == *stage).count() as f64;
+        let more = if *stage == Stage::Ignored {
             f64::from(s.workloads_ignored)
         } else {
             0.0
         };
-        t.sample(name, &[("stage", stage)], listed + more);
+        t.sample(name, &[("stage", stage.as_str())], listed + more);
     }
-    let seen = || s.workloads.iter().filter(|w| w.stage != "ignored");
+    let seen = || s.workloads.iter().filter(|w| w.stage != Stage::Ignored);
     let name = "homeostat_workload_cpus";
     t.family(name, "gauge", "", "CPUs that the workload uses.");
     for w in seen() {
@@ -263,7 +255,7 @@ fn workloads(t: &mut Text, s: &Status) {
     for (name, unit, help, of) in figures {
         t.family(name, "gauge", unit, help);
         // Of one that was declined nothing is counted any more.
-        for w in seen().filter(|w| w.stage != "declined") {
+        for w in seen().filter(|w| w.stage != Stage::Declined) {
             if let Some(m) = &w.meter {
                 t.sample(name, &[("workload", &w.name), ("meter", &m.id)], of(m));
             }
@@ -277,7 +269,7 @@ fn trials(t: &mut Text, s: &Status) {
         let e = &s.experiments[i];
         vec![
             ("experiment", &ids[i]),
-            ("kind", &e.kind),
+            ("kind", e.kind.as_str()),
             ("strategy", &e.strategy),
             ("workload", &e.workload),
         ]
@@ -349,9 +341,9 @@ fn trials(t: &mut Text, s: &Status) {
         "",
         "Ended experiments that `homeostat status` still lists, by verdict.",
     );
-    for verdict in ["accepted", "rejected", "harmful", "inconclusive", "aborted"] {
-        let count = s.outcomes.iter().filter(|o| o.verdict == verdict).count();
-        t.sample(name, &[("verdict", verdict)], count as f64);
+    for verdict in Verdict::ALL {
+        let count = s.outcomes.iter().filter(|o| o.verdict == *verdict).count();
+        t.sample(name, &[("verdict", verdict.as_str())], count as f64);
     }
 }
 

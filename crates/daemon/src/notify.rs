@@ -1,6 +1,6 @@
 //! Tells systemd how we are, over the socket it names in the environment (sd_notify(3)).
 
-use homeostat_engine::View;
+use homeostat_engine::Status;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -57,7 +57,7 @@ impl Manager {
     }
 
     /// Says in one line how we are, for `systemctl status`; nothing when that is what was said last.
-    pub fn tell_state(&mut self, view: &View) {
+    pub fn tell_state(&mut self, view: &Status) {
         if self.socket.is_none() {
             return;
         }
@@ -70,7 +70,7 @@ impl Manager {
 }
 
 /// The state in one line: numbers only, so that nothing that a workload chose is in it.
-fn state(view: &View) -> String {
+fn state(view: &Status) -> String {
     let measured = view.workloads.iter().filter(|w| w.meter.is_some()).count();
     let doing = if view.paused { "paused" } else { view.mode.as_str() };
     format!(
@@ -101,9 +101,9 @@ mod tests {
         let mut buffer = [0; 64];
         let n = receiver.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..n], b"READY=1");
-        let mut view = View {
+        let mut view = Status {
             mode: "act".into(),
-            ..View::default()
+            ..Status::default()
         };
         let mut buffer = [0; 200];
         manager.tell_state(&view);

@@ -10,8 +10,10 @@ use homeostat_model::units::ranges;
 use homeostat_model::{
     self as model, CpuId, LlcId, Machine, Nanoseconds, NodeId, Places, Workload, WorkloadId, WorkloadSample,
 };
+use homeostat_model::{Cache, Device, LogicalCpu, MemoryNode, MemoryTier};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
-use homeostat_sensors::locality::nodes::{HostBalancing, NodeActivity, NodeWatch};
+pub use homeostat_sensors::locality::nodes::HostBalancing;
+use homeostat_sensors::locality::nodes::{NodeActivity, NodeWatch};
 use homeostat_sensors::topology;
 use homeostat_store::journal;
 use homeostat_strategies::{PlacementScore, Scored, placement_scores};
@@ -44,13 +46,13 @@ pub struct Topology {
     /// Online CPUs.
     pub cpus: Vec<LogicalCpu>,
     /// CPUs that are there but switched off.
-    pub offline: Vec<u32>,
+    pub offline: Vec<CpuId>,
     /// Caches, by level, kind and first CPU.
     pub caches: Vec<Cache>,
     /// NUMA nodes.
     pub nodes: Vec<MemoryNode>,
     /// Nodes that are nearer to each other than the farthest pair, group by group.
-    pub near_groups: Vec<Vec<u32>>,
+    pub near_groups: Vec<Vec<NodeId>>,
     /// Memory tiers, fastest first.
     pub tiers: Vec<MemoryTier>,
     /// Disks, network interfaces and accelerators.
@@ -66,237 +68,24 @@ pub struct Topology {
     pub doubts: Vec<String>,
 }
 
-/// A logical CPU.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LogicalCpu {
-    /// The kernel's number.
-    pub id: u32,
-    /// Physical core: lowest CPU number among its SMT siblings.
-    pub core: u32,
-    /// Cluster of cores, by its lowest CPU number, where it says something.
-    pub cluster: Option<u32>,
-    /// Die of the package, where there are several.
-    pub die: Option<u32>,
-    /// Package (socket).
-    pub package: u32,
-    /// NUMA node.
-    pub node: u32,
-    /// `performance`, `efficiency`, `low_power` or `compact`, where there are several kinds.
-    pub kind: Option<String>,
-    /// Speed relative to the fastest = 1024, where CPUs differ.
-    pub capacity: Option<u32>,
-    /// Kept out of the scheduler's balancing.
-    pub isolated: bool,
-    /// Without the timer tick.
-    pub tickless: bool,
-    /// Given to one control group alone.
-    pub partitioned: bool,
-}
-
-/// A cache.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cache {
-    /// Level, 1 = nearest to the core.
-    pub level: u32,
-    /// `data`, `instruction` or `unified`.
-    pub kind: String,
-    /// Size; 0 where it is not told.
-    pub size_bytes: u64,
-    /// Length of a line; 0 where it is not told.
-    pub line_bytes: u32,
-    /// Associativity; 0 where it is not told.
-    pub ways: u32,
-    /// CPUs that share it.
-    pub cpus: Vec<u32>,
-}
-
-/// A NUMA node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MemoryNode {
-    /// The kernel's number.
-    pub id: u32,
-    /// Memory; 0 for a node without.
-    pub memory_bytes: u64,
-    /// Of which free.
-    pub free_bytes: u64,
-    /// CPUs; empty for a node of memory alone.
-    pub cpus: Vec<u32>,
-    /// Distance to each node; 10 = the own one.
-    pub distances: BTreeMap<u32, u32>,
-    /// Rated latency and bandwidth, by class.
-    pub access: Vec<MemoryAccess>,
-    /// Caches in front of its memory.
-    pub side_caches: Vec<SideCache>,
-    /// Memory tier.
-    pub tier: Option<u32>,
-}
-
-/// Rated performance of a node's memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MemoryAccess {
-    /// 0: from any initiator; 1: from CPUs.
-    pub class: u32,
-    /// Nodes that reach it best.
-    pub initiators: Vec<u32>,
-    /// Nanoseconds for a read.
-    pub read_latency_ns: Option<u32>,
-    /// Nanoseconds for a write.
-    pub write_latency_ns: Option<u32>,
-    /// MiB per second read.
-    pub read_bandwidth_mib_s: Option<u32>,
-    /// MiB per second written.
-    pub write_bandwidth_mib_s: Option<u32>,
-}
-
-/// A cache of the memory side.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SideCache {
-    /// Level.
-    pub level: u32,
-    /// Size.
-    pub size_bytes: u64,
-    /// Length of a line.
-    pub line_bytes: u32,
-    /// Whether each address has one place only.
-    pub direct_mapped: bool,
-    /// Whether writes wait in it.
-    pub write_back: bool,
-}
-
-/// A memory tier.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MemoryTier {
-    /// The kernel's number; smaller is faster.
-    pub id: u32,
-    /// Its nodes.
-    pub nodes: Vec<u32>,
-}
-
-/// A device at a place.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Device {
-    /// `block`, `network` or `accelerator`.
-    pub kind: String,
-    /// Name, or PCI address.
-    pub name: String,
-    /// Node; absent where the firmware does not tell.
-    pub node: Option<u32>,
-}
-
-fn numbers(cpus: &[CpuId]) -> Vec<u32> {
-    cpus.iter().map(|c| c.0).collect()
-}
-
-fn node_numbers(nodes: &[NodeId]) -> Vec<u32> {
-    nodes.iter().map(|n| n.0).collect()
-}
-
 impl Topology {
     /// From what was read.
-    pub fn new(machine: &Machine, t: &model::Topology) -> Self {
+    pub fn new(machine: &Machine, t: model::Topology) -> Self {
         Self {
             schema: SCHEMA,
             kernel: machine.kernel.clone(),
             cpu_model: machine.cpu_model.clone(),
             hypervisor: machine.hypervisor.clone(),
-            cpus: t
-                .cpus
-                .iter()
-                .map(|c| LogicalCpu {
-                    id: c.id.0,
-                    core: c.core,
-                    cluster: c.cluster,
-                    die: c.die,
-                    package: c.package,
-                    node: c.node.0,
-                    kind: c.kind.clone(),
-                    capacity: c.capacity,
-                    isolated: c.isolated,
-                    tickless: c.tickless,
-                    partitioned: c.partitioned,
-                })
-                .collect(),
-            offline: numbers(&t.offline),
-            caches: t
-                .caches
-                .iter()
-                .map(|c| Cache {
-                    level: c.level,
-                    kind: match c.kind {
-                        model::CacheKind::Data => "data",
-                        model::CacheKind::Instruction => "instruction",
-                        model::CacheKind::Unified => "unified",
-                    }
-                    .to_owned(),
-                    size_bytes: c.size.0,
-                    line_bytes: c.line,
-                    ways: c.ways,
-                    cpus: numbers(&c.cpus),
-                })
-                .collect(),
-            nodes: t.nodes.iter().map(MemoryNode::new).collect(),
-            near_groups: t.near_groups().iter().map(|g| node_numbers(g)).collect(),
-            tiers: t
-                .tiers
-                .iter()
-                .map(|tier| MemoryTier {
-                    id: tier.id,
-                    nodes: node_numbers(&tier.nodes),
-                })
-                .collect(),
-            devices: t
-                .devices
-                .iter()
-                .map(|d| Device {
-                    kind: match d.kind {
-                        model::DeviceKind::Block => "block",
-                        model::DeviceKind::Network => "network",
-                        model::DeviceKind::Accelerator => "accelerator",
-                    }
-                    .to_owned(),
-                    name: d.name.clone(),
-                    node: d.node.map(|n| n.0),
-                })
-                .collect(),
+            near_groups: t.near_groups(),
+            cpus: t.cpus,
+            offline: t.offline,
+            caches: t.caches,
+            nodes: t.nodes,
+            tiers: t.tiers,
+            devices: t.devices,
             memory_bytes: machine.memory.0,
             page_bytes: machine.page_size.0,
             doubts: Vec::new(),
-        }
-    }
-}
-
-impl MemoryNode {
-    fn new(n: &model::MemoryNode) -> Self {
-        Self {
-            id: n.id.0,
-            memory_bytes: n.memory.0,
-            free_bytes: n.free.0,
-            cpus: numbers(&n.cpus),
-            distances: n.distances.iter().map(|(to, d)| (to.0, *d)).collect(),
-            access: n
-                .access
-                .iter()
-                .map(|a| MemoryAccess {
-                    class: a.class,
-                    initiators: node_numbers(&a.initiators),
-                    read_latency_ns: a.read_latency_ns,
-                    write_latency_ns: a.write_latency_ns,
-                    read_bandwidth_mib_s: a.read_bandwidth_mib_s,
-                    write_bandwidth_mib_s: a.write_bandwidth_mib_s,
-                })
-                .collect(),
-            side_caches: n
-                .side_caches
-                .iter()
-                .map(|c| SideCache {
-                    level: c.level,
-                    size_bytes: c.size.0,
-                    line_bytes: c.line,
-                    direct_mapped: c.direct_mapped,
-                    write_back: c.write_back,
-                })
-                .collect(),
-            tier: n.tier,
         }
     }
 }
@@ -310,7 +99,7 @@ pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
     let (machine, doubts) = topology::read_and_repair(&root)?;
     Ok(Topology {
         doubts,
-        ..Topology::new(&machine, &topology::describe(&root)?)
+        ..Topology::new(&machine, topology::describe(&root)?)
     })
 }
 
@@ -336,7 +125,7 @@ pub struct Locality {
     /// The nodes.
     pub nodes: Vec<NodePlaces>,
     /// What automatic NUMA balancing did in the interval; absent where the kernel has none.
-    pub balancing: Option<Balancing>,
+    pub balancing: Option<HostBalancing>,
     /// The workloads, busiest first.
     pub workloads: Vec<WorkloadPlaces>,
     /// Workloads that are not listed, because they use little.
@@ -366,27 +155,6 @@ pub struct NodePlaces {
     pub pages_to_others: u64,
     /// Pages given out here although another node was wanted.
     pub pages_missed: u64,
-}
-
-/// What automatic NUMA balancing did on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Balancing {
-    /// Faults taken to find out who uses a page.
-    pub hint_faults: u64,
-    /// Of which the page was on the node of the thread.
-    pub hint_faults_local: u64,
-    /// Pages migrated.
-    pub pages_migrated: u64,
-}
-
-impl From<HostBalancing> for Balancing {
-    fn from(b: HostBalancing) -> Self {
-        Self {
-            hint_faults: b.hint_faults,
-            hint_faults_local: b.hint_faults_local,
-            pages_migrated: b.pages_migrated,
-        }
-    }
 }
 
 /// A workload's places.
@@ -711,7 +479,7 @@ impl Observer {
             at_unix: self.clock.unix_seconds(),
             interval_s: interval,
             nodes: self.nodes_of(&activity),
-            balancing: balancing.map(Into::into),
+            balancing,
             workloads: self.rows(looks, interval),
             workloads_left_out: left_out,
             notes: self.notes.clone(),

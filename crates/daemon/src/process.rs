@@ -1,7 +1,7 @@
 //! The daemon as a process that still works when the machine is in trouble.
 
 use crate::settings::Service;
-use homeostat_engine::view::BudgetView;
+use homeostat_engine::view::Budget;
 use homeostat_kernel::files::Kept;
 use homeostat_kernel::{Root, residence};
 use homeostat_model::Bytes;
@@ -137,7 +137,7 @@ impl OwnWaits {
     }
 
     /// Adds what was counted to what homeostat spent.
-    pub fn tell(&mut self, budget: &mut BudgetView) {
+    pub fn tell(&mut self, budget: &mut Budget) {
         let now = self.read();
         budget.own_faults_minor = now.faults_minor.saturating_sub(self.start.faults_minor);
         budget.own_faults_major = now.faults_major.saturating_sub(self.start.faults_major);
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn page_faults_of_this_thread_are_counted_from_the_beginning_on() {
         let mut waits = OwnWaits::begin();
-        let mut budget = BudgetView::default();
+        let mut budget = Budget::default();
         waits.tell(&mut budget);
         let before = budget.own_faults_minor;
         // More than the allocator has at hand, so that the kernel has to give it page by page.

@@ -42,7 +42,7 @@ pub fn watch(
             }
             if unix >= due {
                 due = unix.saturating_add(every_s);
-                each(Status::new(&engine.view(), 0, &[]), std::mem::take(&mut lines));
+                each(engine.view(), std::mem::take(&mut lines));
             }
         },
     )

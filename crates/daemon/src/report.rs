@@ -1,24 +1,13 @@
 //! The stable JSON shapes of what the command line reads without the daemon: the doctor's findings and the past.
 //! The same rules as in [`crate::api`] hold.
 
-use crate::api::{Effect, SCHEMA, Switch};
-use homeostat_model::{ExperimentRecord, Machine};
+use crate::api::{Effect, SCHEMA, Switch, finite};
+pub use homeostat_model::Capability;
+use homeostat_model::{
+    ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Machine, MeterId, StrategyId, Verdict,
+    WorkloadId,
+};
 use serde::{Deserialize, Serialize};
-
-/// A sensor or effector as probed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Capability {
-    /// Stable name.
-    pub id: String,
-    /// `available`, `limited` or `missing`.
-    pub state: String,
-    /// How it was probed and what was seen.
-    pub detail: String,
-    /// What is lost without it; empty when available.
-    pub cost_of_absence: String,
-    /// What a person can do about it; empty when nothing.
-    pub remedy: String,
-}
 
 /// A strategy and whether this machine can do it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,22 +51,7 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// What was probed, and what each strategy makes of it.
     pub fn new(machine: &Machine, strategies: Vec<StrategyState>) -> Self {
-        let mut capabilities: Vec<Capability> = machine
-            .capabilities
-            .iter()
-            .map(|c| Capability {
-                id: c.id.to_string(),
-                state: match c.state {
-                    homeostat_model::CapabilityState::Available => "available",
-                    homeostat_model::CapabilityState::Limited => "limited",
-                    homeostat_model::CapabilityState::Missing => "missing",
-                }
-                .to_owned(),
-                detail: c.detail.clone(),
-                cost_of_absence: c.cost_of_absence.clone(),
-                remedy: c.remedy.clone(),
-            })
-            .collect();
+        let mut capabilities = machine.capabilities.clone();
         capabilities.sort_by(|a, b| a.id.cmp(&b.id));
         Self {
             schema: SCHEMA,
@@ -127,18 +101,18 @@ pub struct Block {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PastExperiment {
     /// Number.
-    pub id: u64,
+    pub id: ExperimentId,
     /// `switchback`, `staged_rollout` or `placebo`.
-    pub kind: String,
+    pub kind: ExperimentKind,
     /// Strategy.
-    pub strategy: String,
+    pub strategy: StrategyId,
     /// Workload.
-    pub workload: String,
+    pub workload: WorkloadId,
     /// The other workloads, when several were tried as one change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub others: Vec<String>,
+    pub others: Vec<WorkloadId>,
     /// Its identity over restarts.
-    pub fingerprint: String,
+    pub fingerprint: Fingerprint,
     /// The machine's identity.
     pub machine: String,
     /// What was changed and why.
@@ -146,7 +120,7 @@ pub struct PastExperiment {
     /// Gain predicted.
     pub predicted: Effect,
     /// Meter that judged.
-    pub meter: String,
+    pub meter: MeterId,
     /// Objective in words.
     pub objective: String,
     /// Seed of the coins.
@@ -162,7 +136,7 @@ pub struct PastExperiment {
     /// End.
     pub ended_unix: u64,
     /// Verdict; absent while it runs, or when the daemon died in it.
-    pub verdict: Option<String>,
+    pub verdict: Option<Verdict>,
     /// Why.
     pub reason: String,
     /// Estimate.
@@ -300,27 +274,17 @@ pub struct Past {
 
 impl From<&ExperimentRecord> for PastExperiment {
     fn from(e: &ExperimentRecord) -> Self {
-        let known = |x: f64| x.is_finite().then_some(x);
         Self {
-            id: e.id.0,
-            kind: match e.kind {
-                homeostat_model::ExperimentKind::Switchback => "switchback",
-                homeostat_model::ExperimentKind::StagedRollout => "staged_rollout",
-                homeostat_model::ExperimentKind::Placebo => "placebo",
-            }
-            .to_owned(),
-            strategy: e.strategy.to_string(),
-            workload: e.workload.to_string(),
-            others: e
-                .others
-                .iter()
-                .map(|(workload, _)| workload.to_string())
-                .collect(),
-            fingerprint: e.fingerprint.to_string(),
+            id: e.id,
+            kind: e.kind,
+            strategy: e.strategy.clone(),
+            workload: e.workload.clone(),
+            others: e.others.iter().map(|(workload, _)| workload.clone()).collect(),
+            fingerprint: e.fingerprint.clone(),
             machine: e.machine.clone(),
             hypothesis: e.hypothesis.clone(),
             predicted: e.predicted.into(),
-            meter: e.meter.to_string(),
+            meter: e.meter.clone(),
             objective: e.objective.clone(),
             seed: e.seed,
             alpha: e.alpha,
@@ -328,15 +292,15 @@ impl From<&ExperimentRecord> for PastExperiment {
             measured_s: e.measured.as_secs_f64(),
             started_unix: e.started_unix,
             ended_unix: e.ended_unix,
-            verdict: e.verdict.map(|v| v.to_string()),
+            verdict: e.verdict,
             reason: e.reason.clone(),
             effect: e.effect.map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
             meanings: e.meanings.iter().map(Into::into).collect(),
-            evidence: known(e.evidence),
+            evidence: finite(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,
-            harm_exposure: known(e.harm_exposure),
+            harm_exposure: finite(e.harm_exposure),
             blocks: e
                 .blocks
                 .iter()
@@ -345,9 +309,9 @@ impl From<&ExperimentRecord> for PastExperiment {
                     on: b.on,
                     measured_from_s: Some(b.measured_from.as_secs_f64()),
                     measured_s: b.measured.as_secs_f64(),
-                    work: known(b.work),
+                    work: finite(b.work),
                     cpu_s: b.cpu.as_secs_f64(),
-                    score: known(b.score),
+                    score: finite(b.score),
                     broken: b.broken,
                 })
                 .collect(),

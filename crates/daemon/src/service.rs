@@ -14,8 +14,8 @@ use crate::process::OwnWaits;
 use crate::settings::{self, Loaded, Settings, Sources};
 use crate::switch::Standing;
 use crate::watch::Book;
-use homeostat_engine::view::KeptSmallView;
-use homeostat_engine::{OperatorRequest, Stage, Story, View};
+use homeostat_engine::view::KeptSmall;
+use homeostat_engine::{OperatorRequest, Stage, Status, Story};
 use homeostat_linux::LinuxPlatform;
 use homeostat_model::{ActionId, Machine, Nanoseconds, WorkloadId};
 use homeostat_platform::{Clock, Sensors};
@@ -49,7 +49,7 @@ pub trait Driven {
     /// Passes on what a person asked for.
     fn operator(&mut self, request: OperatorRequest);
     /// The state for people.
-    fn view(&self) -> View;
+    fn view(&self) -> Status;
     /// The machine, probed again, if something failed in the last probe for a reason that may pass by itself, or the
     /// machine has changed since.
     fn probe_again(&mut self) -> Option<Machine>;
@@ -63,8 +63,8 @@ pub trait Driven {
         Vec::new()
     }
     /// How well contained readers have been kept small.
-    fn kept_small(&mut self) -> KeptSmallView {
-        KeptSmallView::default()
+    fn kept_small(&mut self) -> KeptSmall {
+        KeptSmall::default()
     }
     /// What was done beside the changes themselves since the last time, and for whom.
     fn told(&mut self) -> Vec<(WorkloadId, String)> {
@@ -84,7 +84,7 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     fn operator(&mut self, request: OperatorRequest) {
         Runtime::operator(self, request);
     }
-    fn view(&self) -> View {
+    fn view(&self) -> Status {
         Runtime::view(self)
     }
     fn probe_again(&mut self) -> Option<Machine> {
@@ -103,9 +103,9 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
     fn told(&mut self) -> Vec<(WorkloadId, String)> {
         self.platform().told()
     }
-    fn kept_small(&mut self) -> KeptSmallView {
+    fn kept_small(&mut self) -> KeptSmall {
         let counts = self.platform().kept_small();
-        KeptSmallView {
+        KeptSmall {
             readers: counts.groups as u64,
             looks: counts.looks,
             above: counts.above,
@@ -447,7 +447,7 @@ impl Service<'_> {
     }
 
     fn obey(&mut self, repetition: &mut Repetition, ask: &Ask) -> Answer {
-        let in_force = |view: &View| view.in_force.iter().map(|c| c.action.0).collect::<Vec<u64>>();
+        let in_force = |view: &Status| view.in_force.iter().map(|c| c.action.0).collect::<Vec<u64>>();
         match ask {
             Ask::Pause => {
                 self.driven.operator(OperatorRequest::Pause);

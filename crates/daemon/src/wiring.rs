@@ -16,7 +16,7 @@ use crate::watch::{Book, WatchThread};
 use crate::{process, progress_place};
 use homeostat_effectors::Registry;
 use homeostat_effectors::fetcher::Launch;
-use homeostat_engine::{Mode, Strategy, View};
+use homeostat_engine::{Mode, Status, Strategy};
 use homeostat_kernel::Root;
 use homeostat_kernel::clock::MonotonicClock;
 use homeostat_linux::LinuxPlatform;
@@ -579,8 +579,8 @@ pub fn rehearse(
     sources: &Sources,
     root: Option<&Path>,
     length: Nanoseconds,
-    go_on: impl FnMut(&View, Nanoseconds) -> bool,
-) -> Result<View, RunError> {
+    go_on: impl FnMut(&Status, Nanoseconds) -> bool,
+) -> Result<Status, RunError> {
     rehearse_recorded(sources, root, length, None, go_on)
 }
 
@@ -593,8 +593,8 @@ pub fn rehearse_recorded(
     root: Option<&Path>,
     length: Nanoseconds,
     record: Option<(&Path, Bytes)>,
-    mut go_on: impl FnMut(&View, Nanoseconds) -> bool,
-) -> Result<View, RunError> {
+    mut go_on: impl FnMut(&Status, Nanoseconds) -> bool,
+) -> Result<Status, RunError> {
     let Loaded { mut settings, .. } = settings::load(sources)?;
     settings.policy.mode = Mode::AdviseOnly;
     if root.is_none() {

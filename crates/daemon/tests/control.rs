@@ -12,11 +12,11 @@ use homeostat_daemon::notify::Manager;
 use homeostat_daemon::service::{self, Driven, Ended, Message, Service};
 use homeostat_daemon::settings::{LogFormat, Settings, Sources};
 use homeostat_daemon::switch::Standing;
-use homeostat_engine::view::{BudgetView, ChangeView, ExperimentView, Stage, View, WorkloadView};
+use homeostat_engine::view::{Budget, Change, Experiment, Stage, Status, Workload};
 use homeostat_engine::{Mode, OperatorRequest, Story};
 use homeostat_model::{
-    ActionId, Bytes, Capability, CapabilityId, CapabilityState, Effect, ExperimentId, ExperimentKind,
-    Machine, Nanoseconds, WorkloadKind,
+    ActionId, Bytes, Capability, CapabilityId, CapabilityState, ExperimentId, ExperimentKind, Machine,
+    Nanoseconds, WorkloadKind,
 };
 use homeostat_platform::Clock;
 use homeostat_runtime::Turn;
@@ -43,9 +43,9 @@ impl Clock for RealClock {
     }
 }
 
-fn workload(id: &str, program: &str, pid: i32) -> WorkloadView {
-    WorkloadView {
-        id: id.into(),
+fn workload(id: &str, program: &str, pid: i64) -> Workload {
+    Workload {
+        name: id.into(),
         kind: WorkloadKind::Unit,
         program: program.into(),
         fingerprint: format!("unit {id}"),
@@ -67,8 +67,8 @@ fn workload(id: &str, program: &str, pid: i32) -> WorkloadView {
 }
 
 /// A trial whose first conversion has cost something before any block was measured.
-fn in_trial(id: &str) -> ExperimentView {
-    ExperimentView {
+fn in_trial(id: &str) -> Experiment {
+    Experiment {
         id: ExperimentId(8),
         kind: ExperimentKind::Switchback,
         strategy: "large_pages".into(),
@@ -88,14 +88,14 @@ fn in_trial(id: &str) -> ExperimentView {
         budget_s: 3600.0,
         stalled_s: 13.8,
         bloat_bytes: 4096,
-        harm_exposure: 1484.0,
+        lost_work_s: 14.84,
         own_cpu_s: 1.25,
     }
 }
 
 /// Keeps what it was asked, and undoes at once.
 struct Fake {
-    view: View,
+    view: Status,
     asked: Arc<Mutex<Vec<OperatorRequest>>>,
     stories: Vec<Story>,
     finished: bool,
@@ -136,7 +136,7 @@ impl Driven for Fake {
         });
         self.asked.lock().unwrap().push(request);
     }
-    fn view(&self) -> View {
+    fn view(&self) -> Status {
         self.view.clone()
     }
     fn probe_again(&mut self) -> Option<Machine> {
@@ -193,22 +193,25 @@ impl Daemon {
         settings.policy.seed = 1;
         let running = {
             let asked = asked.clone();
-            let change = |action| ChangeView {
+            let change = |action| Change {
                 action: ActionId(action),
                 strategy: "large_pages".into(),
                 workload: "redis-server.service".into(),
                 text: "512 pieces".into(),
-                effect: Some(Effect {
-                    estimate: 0.1,
-                    lower: 0.05,
-                    upper: f64::INFINITY,
-                    confidence: 0.9,
-                }),
+                effect: Some(
+                    homeostat_model::Effect {
+                        estimate: 0.1,
+                        lower: 0.05,
+                        upper: f64::INFINITY,
+                        confidence: 0.9,
+                    }
+                    .into(),
+                ),
                 since_unix: 5,
                 guard: "probation 1 of 30".into(),
                 on: true,
             };
-            let view = View {
+            let view = Status {
                 workloads: vec![
                     workload("redis-server.service", "redis-server", 4711),
                     workload("latency[7]", "latency", 7),
@@ -216,12 +219,12 @@ impl Daemon {
                 ],
                 in_force: vec![change(5), change(6)],
                 experiments: vec![in_trial("latency[7]")],
-                budget: BudgetView {
+                budget: Budget {
                     harm_exposure_day: 1484.0,
-                    ..BudgetView::default()
+                    ..Budget::default()
                 },
                 machine_refusals: vec!["large_pages: memory was short".into()],
-                ..View::default()
+                ..Status::default()
             };
             let board = board.clone();
             std::thread::spawn(move || {
@@ -327,7 +330,7 @@ fn state_is_read_and_requests_reach_the_loop() {
 
     for name in ["redis-server.service", "redis-server", "4711", "redis"] {
         assert_eq!(
-            client.explain(name).unwrap().workload.name,
+            client.explain(name).unwrap().workload.name.as_str(),
             "redis-server.service",
             "{name}"
         );

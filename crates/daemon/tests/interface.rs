@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 
 const API: &str = include_str!("../src/api.rs");
+const VIEW: &str = include_str!("../../engine/src/view.rs");
+const MODEL: &str = include_str!("../../model/src/experiment.rs");
 type Fields = Vec<(String, String)>;
 
 /// `type Name (field: type, …)` of the interface.
@@ -37,8 +39,9 @@ fn varlink_type(rust: &str) -> String {
         return format!("[]{}", varlink_type(inner));
     }
     match rust {
-        "String" => "string".into(),
-        "u32" | "u64" | "i64" => "int".into(),
+        "String" | "WorkloadId" | "StrategyId" | "MeterId" | "Stage" | "Verdict" | "WorkloadKind"
+        | "ExperimentKind" => "string".into(),
+        "u32" | "u64" | "i64" | "Nanoseconds" | "ActionId" | "ExperimentId" => "int".into(),
         "f64" => "float".into(),
         other => other.into(),
     }
@@ -46,12 +49,17 @@ fn varlink_type(rust: &str) -> String {
 
 /// `pub struct Name { pub field: type, … }` of the source.
 fn sent_types() -> BTreeMap<String, Fields> {
-    API.split("\npub struct ")
-        .skip(1)
+    let advice = MODEL.split_once("\n/// Something a person could do").unwrap().1;
+    let sources = [API, VIEW, advice];
+    sources
+        .iter()
+        .flat_map(|source| source.split("\npub struct ").skip(1))
         .map(|part| {
             let (name, rest) = part.split_once(" {").unwrap();
             let body = rest.split("\n}").next().unwrap();
-            let fields = body
+            // What is not sent stands last.
+            let sent = body.split("#[serde(skip)]").next().unwrap();
+            let fields = sent
                 .lines()
                 .filter_map(|l| l.trim().strip_prefix("pub ")?.strip_suffix(',')?.split_once(": "))
                 .map(|(n, t)| (n.to_owned(), varlink_type(t)))

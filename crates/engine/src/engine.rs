@@ -20,7 +20,7 @@ use crate::relief;
 use crate::series::{Interval, LOAD_SPAN};
 use crate::strategy::{Declined, Neighbour, Opinion, Proposal, Seen, Strategy};
 use crate::trials::{ALONE, is_plain};
-use crate::view::{OutcomeView, Stage};
+use crate::view::{Outcome, Stage};
 use crate::watched::{Chosen, Proposed, Watched};
 use homeostat_model::action::Target;
 use homeostat_model::{
@@ -165,7 +165,7 @@ pub struct Engine {
     pub(crate) stopping: Option<bool>,
     pub(crate) finished: bool,
     pub(crate) advice: BTreeMap<String, Advice>,
-    pub(crate) outcomes: VecDeque<OutcomeView>,
+    pub(crate) outcomes: VecDeque<Outcome>,
     /// Starts of experiments in the last hour.
     pub(crate) starts: Spent,
     /// Harm exposure by time of the verdict, last 24 hours.

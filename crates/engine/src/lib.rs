@@ -24,7 +24,7 @@ pub use protocol::{
 pub use strategy::{
     Declined, Held, Load, Neighbour, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy,
 };
-pub use view::{Stage, View};
+pub use view::{Stage, Status};
 
 mod blocks;
 mod coins;

@@ -9,7 +9,7 @@ use crate::policy::Policy;
 use crate::protocol::Prior;
 use crate::strategy::{Declined, Opinion, Proposal};
 use crate::trials::HOUR;
-use crate::view::OwnerBudgetView;
+use crate::view::{OwnerBudget, finite_or_zero};
 use homeostat_model::action::Target;
 use homeostat_model::{Nanoseconds, Owner, StrategyId, Workload, WorkloadId};
 use std::collections::{BTreeMap, VecDeque};
@@ -221,7 +221,7 @@ impl Engine {
     }
 
     /// What owners other than the machine have used of the budgets, for people.
-    pub(crate) fn owner_budgets(&self) -> Vec<OwnerBudgetView> {
+    pub(crate) fn owner_budgets(&self) -> Vec<OwnerBudget> {
         let part = |budget: f64, least: f64| (budget / f64::from(OWNER_PART)).max(least.min(budget));
         let mut owners: BTreeMap<&Owner, (f64, f64)> = BTreeMap::new();
         for (_, owner, amount) in &self.starts.log {
@@ -234,12 +234,12 @@ impl Engine {
             .into_iter()
             .filter(|(owner, _)| !owner.is_machine())
             .take(LISTED_MAX)
-            .map(|(owner, (trials, harm))| OwnerBudgetView {
+            .map(|(owner, (trials, harm))| OwnerBudget {
                 owner: owner.to_string(),
                 experiments_last_hour: trials as u32,
                 experiments_per_hour_max: part(f64::from(self.policy.experiments_per_hour_max), 1.0) as u32,
-                harm_exposure_day: harm,
-                harm_exposure_per_day_max: part(self.policy.harm_exposure_per_day_max, 0.0),
+                harm_exposure_day: finite_or_zero(harm),
+                harm_exposure_per_day_max: finite_or_zero(part(self.policy.harm_exposure_per_day_max, 0.0)),
             })
             .collect()
     }

@@ -13,7 +13,7 @@ use crate::relief;
 use crate::rollout::{self, Piece, Staged, Wish};
 use crate::spans::{self, SpanRail};
 use crate::strategy::{Declined, Proposal};
-use crate::view::{OutcomeView, Stage};
+use crate::view::{Outcome, Stage};
 use crate::watched::Watched;
 use homeostat_model::action::Target;
 use homeostat_model::{
@@ -1688,15 +1688,15 @@ impl Engine {
             .filter(|m| !e.orphans.contains(&m.workload))
             .cloned()
             .collect();
-        self.outcomes.push_front(OutcomeView {
+        self.outcomes.push_front(Outcome {
             id,
             workload: record.workload.clone(),
             others: panel.others(),
             strategy: e.setup.strategy.clone(),
             verdict,
-            effect: (!e.blocks.is_empty()).then(|| e.effect()),
+            effect: (!e.blocks.is_empty()).then(|| e.effect().into()),
             blocks: e.blocks.len() as u32,
-            unix_seconds: self.unix,
+            ended_unix: self.unix,
             reason: e.reason.clone(),
         });
         if placebo {

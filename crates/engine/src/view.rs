@@ -1,52 +1,80 @@
-//! What people see: a copy of the mind's state as plain data. The control socket, `status`, `explain` and the live
-//! view all render this; none of them knows the engine.
+//! What people see: a copy of the mind's state as plain data. It is the stable shape of what `--json` prints and the control
+//! socket answers, so a change here changes what people script against. The same shapes stand in `io.homeostat.varlink`; a
+//! test keeps the two in step.
+//!
+//! A number that is not known is absent (`null`). Times end in `_s` (seconds) or `_unix` (seconds since the epoch), sizes in
+//! `_bytes`, relative values are shares (`0.05` is five percent).
 
 use homeostat_model::{
-    ActionId, Advice, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterId, Nanoseconds, StrategyId,
-    Verdict, WorkloadId,
+    ActionId, Advice, ExperimentId, ExperimentKind, MeterCandidate, MeterId, StrategyId, Verdict, WorkloadId,
+    WorkloadKind, words,
 };
 use serde::{Deserialize, Serialize};
 
-/// Where a workload stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Seen, but not (yet) worth looking at: too young, too small, opted out.
-    Ignored,
-    /// Passed the floors; a work meter is being looked for and judged.
-    Considered,
-    /// Measured; passive history is being gathered.
-    Observed,
-    /// A change is proposed and waits for its turn (or for a person, when advising only).
-    Proposed,
-    /// An experiment runs.
-    Trying,
-    /// A change is in force and guarded.
-    Improved,
-    /// Nothing to do, with the reason.
-    Declined,
+/// Version of these shapes. Raised when a field is removed or changes its meaning; new fields may come without a new number.
+pub const SCHEMA: u32 = 1;
+
+words!(
+    /// Where a workload stands.
+    Stage {
+        /// Seen, but not (yet) worth looking at: too young, too small, opted out.
+        Ignored = "ignored",
+        /// Passed the floors; a work meter is being looked for and judged.
+        Considered = "considered",
+        /// Measured; passive history is being gathered.
+        Observed = "observed",
+        /// A change is proposed and waits for its turn (or for a person, when advising only).
+        Proposed = "proposed",
+        /// An experiment runs.
+        Trying = "trying",
+        /// A change is in force and guarded.
+        Improved = "improved",
+        /// Nothing to do, with the reason.
+        Declined = "declined",
+    }
+);
+
+/// An estimated relative change with its interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Best estimate as a share; 0.05 = five percent better.
+    pub estimate: Option<f64>,
+    /// Lower end of the interval; absent while it is unbounded.
+    pub lower: Option<f64>,
+    /// Upper end of the interval; absent while it is unbounded.
+    pub upper: Option<f64>,
+    /// Confidence of the interval, 0..1.
+    pub confidence: f64,
 }
 
-impl std::fmt::Display for Stage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Ignored => "ignored",
-            Self::Considered => "considered",
-            Self::Observed => "observed",
-            Self::Proposed => "proposed",
-            Self::Trying => "trying",
-            Self::Improved => "improved",
-            Self::Declined => "declined",
-        })
+impl From<homeostat_model::Effect> for Effect {
+    fn from(e: homeostat_model::Effect) -> Self {
+        Self {
+            estimate: finite(e.estimate),
+            // The mind counts in logarithms: a lower end of minus infinity there is a share of exactly -1 here.
+            lower: finite(e.lower).filter(|share| *share > -1.0),
+            upper: finite(e.upper),
+            confidence: e.confidence,
+        }
     }
 }
 
-/// One step of a decision chain.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DecisionView {
-    /// Seconds since the epoch.
-    pub unix_seconds: u64,
-    /// Stage after this decision.
+/// JSON has no infinity: an unbounded number is absent.
+pub fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+/// Also turns −0 into 0.
+pub(crate) fn finite_or_zero(x: f64) -> f64 {
+    if x.is_finite() { x + 0.0 } else { 0.0 }
+}
+
+/// One step of the chain from observation to verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// When.
+    pub at_unix: u64,
+    /// Stage after it.
     pub stage: Stage,
     /// The sentence with its numbers.
     pub text: String,
@@ -54,7 +82,7 @@ pub struct DecisionView {
 
 /// The meter that counts a workload's work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeterView {
+pub struct Meter {
     /// Name.
     pub id: MeterId,
     /// What one count is.
@@ -66,84 +94,105 @@ pub struct MeterView {
     /// Share of the workload's CPU time that reading costs it.
     pub cost: f64,
     /// Share of its CPU time in which it was really counted lately, 0 to 1; the rest is estimated from it. 1: counted all the time.
+    #[serde(default = "always")]
     pub counted: f64,
-    /// How long before its end some of what a reading tells may have been counted. Nothing: all of it is of the reading's own time.
-    pub lag: Nanoseconds,
+    /// Some of what it tells may have been counted so many seconds before, so a trial leaves as many out after each change; 0:
+    /// nothing was.
+    #[serde(default)]
+    pub lag_s: f64,
     /// `work per second` or `work per CPU second`.
     pub objective: String,
     /// Why that one judges.
     pub objective_reason: String,
 }
 
-/// A proposal that waits.
+/// What older versions, which did not count in turns, say by saying nothing.
+fn always() -> f64 {
+    1.0
+}
+
+/// A proposal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProposalView {
+pub struct Proposal {
     /// Stable id, e.g. `large_pages/redis-server.service`.
     pub id: String,
     /// Strategy.
     pub strategy: StrategyId,
     /// What and why.
     pub hypothesis: String,
-    /// Predicted gain.
+    /// Gain predicted.
     pub predicted: Effect,
-    /// Risk.
+    /// What it may cost.
     pub risk: String,
     /// How it would be tested.
     pub design: String,
 }
 
-/// One workload.
+/// A workload, briefly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WorkloadView {
-    /// Name.
-    pub id: WorkloadId,
-    /// How it was recognised.
-    pub kind: homeostat_model::WorkloadKind,
-    /// Program.
+pub struct Workload {
+    /// Name, unique on the host while it runs.
+    pub name: WorkloadId,
+    /// `unit`, `container`, `cgroup`, `shared_segment` or `process_group`.
+    pub kind: WorkloadKind,
+    /// Program of its main process.
     pub program: String,
     /// Identity in the history.
     pub fingerprint: String,
-    /// Whose it is: `machine`, `user:1000`, or the name of a tenant.
+    /// Whose it is: `machine` (root's), `user:1000`, or the name of a tenant such as a pod.
     #[serde(default)]
     pub owner: String,
-    /// Process ids, main first (at most 16).
-    pub pids: Vec<i32>,
-    /// Number of processes.
+    /// Process ids, main first, at most 16.
+    pub pids: Vec<i64>,
+    /// Number of its processes.
     pub processes: u32,
-    /// Age in seconds.
+    /// Age of its oldest process.
     pub age_s: f64,
-    /// CPUs used.
+    /// CPUs it uses (1.0 = one CPU busy all the time).
     pub cpus: f64,
-    /// Resident bytes.
+    /// Resident memory.
     pub resident_bytes: u64,
     /// Of which in large pages, when known.
     pub huge_bytes: Option<u64>,
-    /// Stage.
+    /// `ignored`, `considered`, `observed`, `proposed`, `trying`, `improved` or `declined`.
     pub stage: Stage,
     /// Whether it is declined because a person had its change undone.
     #[serde(default)]
     pub undone: bool,
     /// The last sentence about it.
     pub summary: String,
-    /// The meter, once chosen.
-    pub meter: Option<MeterView>,
-    /// The meters that were looked at, with refusals.
-    pub meters: Vec<MeterCandidate>,
+    /// The meter that counts its work, once chosen.
+    pub meter: Option<Meter>,
     /// The proposal that waits.
-    pub proposal: Option<ProposalView>,
-    /// The chain of decisions, oldest first, bounded.
-    pub decisions: Vec<DecisionView>,
+    pub proposal: Option<Proposal>,
+    /// The meters that were looked at, with refusals. These are told in an explanation only.
+    #[serde(skip)]
+    pub meters: Vec<MeterCandidate>,
+    /// The chain of decisions, oldest first, bounded; likewise.
+    #[serde(skip)]
+    pub decisions: Vec<Decision>,
+}
+
+impl Workload {
+    /// Its stage for people: what a person had undone was not declined.
+    pub fn stage_word(&self) -> &'static str {
+        if self.undone {
+            "undone"
+        } else {
+            self.stage.as_str()
+        }
+    }
 }
 
 /// A block of a running trial, and what was known after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BlockView {
+pub struct TrialBlock {
     /// Whether the change was on.
     pub on: bool,
     /// Whether the circuit breaker ended it.
     pub broken: bool,
     /// Natural logarithm of the objective, oriented so that more is better.
-    pub score: f64,
+    pub score: Option<f64>,
     /// Estimate after this block.
     pub effect: Effect,
     /// Evidence for a gain after this block (e-value).
@@ -152,59 +201,61 @@ pub struct BlockView {
 
 /// A running experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ExperimentView {
-    /// Number.
+pub struct Experiment {
+    /// Number, for `homeostat history --blocks`.
     pub id: ExperimentId,
-    /// Kind.
+    /// `switchback`, `staged_rollout` or `placebo`.
     pub kind: ExperimentKind,
     /// Strategy.
     pub strategy: StrategyId,
-    /// Workload; of several that are tried as one change the first.
+    /// Workload.
     pub workload: WorkloadId,
-    /// The others of those.
+    /// The other workloads, when several are tried as one change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<WorkloadId>,
-    /// `preparing`, `washout`, `measuring`, `reverting`.
+    /// `preparing`, `washout`, `measuring` or `reverting`.
     pub phase: String,
-    /// Share of the preparation done, 0..1.
+    /// Share of the preparation that is done, 0..1.
     pub prepared: f64,
     /// Blocks measured so far.
     pub blocks: u32,
-    /// The latest of them, oldest first, bounded.
-    pub latest: Vec<BlockView>,
+    /// The latest of them, oldest first, at most 60.
+    #[serde(default)]
+    pub latest: Vec<TrialBlock>,
     /// Whether the change is on now.
     pub on: bool,
-    /// Block length in seconds: washout and measured part.
+    /// Unmeasured start of a block.
     pub washout_s: f64,
-    /// Measured part.
+    /// Measured part of a block.
     pub measured_s: f64,
     /// Estimate so far.
     pub effect: Option<Effect>,
-    /// Evidence for a gain (e-value) and what it must reach.
+    /// Evidence for a gain (e-value).
     pub evidence: f64,
-    /// Needed.
+    /// What the evidence must reach.
     pub evidence_needed: f64,
-    /// Seconds since it began.
+    /// Time since it began.
     pub elapsed_s: f64,
     /// Longest it may take.
     pub budget_s: f64,
-    /// Seconds for which the workload stood still so far while the change was made and undone.
+    /// Time for which the workload stood still so far while the change was made and undone.
     #[serde(default)]
     pub stalled_s: f64,
     /// Memory that the change added at most so far.
     #[serde(default)]
     pub bloat_bytes: u64,
-    /// Harm exposure so far in percent × seconds; zero for a placebo.
+    /// What it has cost so far: seconds of the workload's work.
     #[serde(default)]
-    pub harm_exposure: f64,
-    /// CPU seconds that homeostat used while it ran.
+    pub lost_work_s: f64,
+    /// CPU time that homeostat used while it ran.
     #[serde(default)]
     pub own_cpu_s: f64,
 }
 
 /// A change in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ChangeView {
-    /// The action; the number for `homeostat undo`.
+pub struct Change {
+    /// Number, for `homeostat undo`.
     pub action: ActionId,
     /// Strategy, if known (a change kept over a restart may only know its effector).
     pub strategy: StrategyId,
@@ -214,39 +265,38 @@ pub struct ChangeView {
     pub text: String,
     /// Proven gain.
     pub effect: Option<Effect>,
-    /// Since when (seconds since the epoch).
+    /// Since when.
     pub since_unix: u64,
-    /// What the guard says: probation k of n, next probe, alarms.
+    /// What the guard says.
     pub guard: String,
-    /// Whether it is on at this moment (a probe switches it off for some seconds).
+    /// Whether it is on at this moment: a probe switches it off for some seconds.
     pub on: bool,
 }
 
 /// The host in the interval of the last sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HostView {
+pub struct Host {
     /// Online CPUs.
     pub cpus: u32,
     /// Of which busy.
     pub cpus_busy: f64,
     /// Of which the hypervisor gave to others.
     pub cpus_stolen: f64,
-    /// Memory in bytes.
+    /// Memory.
     pub memory_bytes: u64,
     /// Of which available to programs.
     pub memory_available_bytes: u64,
     /// Share of the time in which at least one task waited for a CPU.
     pub pressure_cpu: f64,
-    /// … for memory.
+    /// Share of the time in which at least one task waited for memory.
     pub pressure_memory: f64,
-    /// … for input or output.
+    /// Share of the time in which at least one task waited for input or output.
     pub pressure_io: f64,
 }
 
-/// How well contained readers have been kept small in control groups of version 1, where no limit stays: what they use is looked
-/// at many times a second, and taken away. All of them since the start.
+/// How well contained readers have been kept small in control groups of version 1, all of them since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptSmallView {
+pub struct KeptSmall {
     /// Readers that are kept small now.
     pub readers: u64,
     /// How often one was looked at …
@@ -259,13 +309,13 @@ pub struct KeptSmallView {
 
 /// What homeostat spent and may spend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct BudgetView {
-    /// Own CPU use, share of one CPU, over the last minutes.
+pub struct Budget {
+    /// Own CPU use as a share of one CPU over the last minutes.
     pub own_cpu: f64,
-    /// Own resident memory in bytes.
+    /// Own resident memory.
     pub own_resident_bytes: u64,
-    /// Page faults of the loop since it began that took no reading from storage. This and the next two are filled in by
-    /// whoever runs the loop; the mind knows nothing of them.
+    /// Page faults of the loop since it began that took no reading from storage. This and the next three are filled
+    /// in by whoever runs the loop; the mind knows nothing of them.
     #[serde(default)]
     pub own_faults_minor: u64,
     /// Page faults of the loop since it began that waited for storage.
@@ -274,21 +324,21 @@ pub struct BudgetView {
     /// Seconds since it began in which the loop waited for a CPU.
     #[serde(default)]
     pub own_waited_s: f64,
-    /// How well contained readers have been kept small, where no limit does it; filled in likewise.
+    /// How well contained readers have been kept small, where no limit does it (control groups of version 1).
     #[serde(default)]
-    pub kept_small: KeptSmallView,
-    /// Experiments started in the last hour and the most allowed.
+    pub kept_small: KeptSmall,
+    /// Experiments started in the last hour.
     pub experiments_last_hour: u32,
-    /// Limit.
+    /// Most experiments per hour.
     pub experiments_per_hour_max: u32,
     /// Harm exposure of the last 24 hours in percent × seconds, with that of the trials that run.
     pub harm_exposure_day: f64,
-    /// Limit.
+    /// Most harm exposure per day.
     pub harm_exposure_per_day_max: f64,
     /// What owners other than the machine have used of both, and the most that each may use.
     #[serde(default)]
-    pub owners: Vec<OwnerBudgetView>,
-    /// Time workloads stood still for our changes, seconds, since start.
+    pub owners: Vec<OwnerBudget>,
+    /// Time that workloads stood still for our changes, since start.
     pub stalled_s: f64,
     /// Memory added by changes in force.
     pub bloat_bytes: u64,
@@ -296,86 +346,132 @@ pub struct BudgetView {
 
 /// What one owner has used of the budgets, and its limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct OwnerBudgetView {
+pub struct OwnerBudget {
     /// Whose: `user:1000`, or the name of a tenant.
     pub owner: String,
     /// Experiments started in the last hour.
     pub experiments_last_hour: u32,
-    /// Limit.
+    /// Most experiments per hour.
     pub experiments_per_hour_max: u32,
     /// Harm exposure of the last 24 hours in percent × seconds.
     pub harm_exposure_day: f64,
-    /// Limit.
+    /// Most harm exposure per day.
     pub harm_exposure_per_day_max: f64,
 }
 
-/// What placebo experiments say about us.
+/// What placebo experiments say about homeostat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CalibrationView {
-    /// Placebo experiments that ended with a verdict (history included).
+pub struct Calibration {
+    /// Placebo experiments that ended with a verdict, history included.
     pub placebos: u32,
     /// Of which accepted: false accepts.
     pub false_accepts: u32,
-    /// Tries so far in this epoch of false-discovery control, and accepts.
+    /// Tries under false-discovery control.
     pub tries: u32,
-    /// Accepts.
+    /// Of which accepted.
     pub accepts: u32,
     /// Level of the next try.
     pub alpha_next: f64,
 }
 
-/// An experiment that ended, briefly.
+/// An experiment that ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OutcomeView {
+pub struct Outcome {
     /// Number.
     pub id: ExperimentId,
-    /// Workload; of several that were tried as one change the first.
+    /// Workload.
     pub workload: WorkloadId,
-    /// The others of those.
+    /// The other workloads, when several are tried as one change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<WorkloadId>,
     /// Strategy.
     pub strategy: StrategyId,
-    /// Verdict.
+    /// `accepted`, `rejected`, `harmful`, `inconclusive` or `aborted`.
     pub verdict: Verdict,
     /// Estimate.
     pub effect: Option<Effect>,
     /// Blocks it took.
     pub blocks: u32,
-    /// Seconds since the epoch.
-    pub unix_seconds: u64,
+    /// When it ended.
+    pub ended_unix: u64,
     /// Why.
     pub reason: String,
 }
 
-/// Everything.
+/// Whether homeostat may act, who says so, and how that is changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switch {
+    /// Whether it tries changes and keeps what is proven to help. Otherwise it advises and changes nothing.
+    pub on: bool,
+    /// Who says so: `default`, `switch`, `configuration` or `command line`.
+    pub by: String,
+    /// Since when the switch stands so; absent where that is not known.
+    pub since_unix: Option<u64>,
+    /// Who says so and since when, in words.
+    pub why: String,
+    /// How it is changed: a command, or what to do.
+    pub change: String,
+}
+
+impl Switch {
+    /// One line for people: whether it acts, why, and how that is changed.
+    pub fn sentence(&self) -> String {
+        let (why, change) = (&self.why, &self.change);
+        let (state, other) = match self.on {
+            true => (
+                "on: it tries changes and keeps what is proven to help",
+                "Undo all",
+            ),
+            false => ("off: it advises and changes nothing", "Let it act"),
+        };
+        format!("homeostat is {state} ({why}). {other}: {change}")
+    }
+}
+
+/// The whole state, briefly (`homeostat status --json`, `io.homeostat.GetStatus`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct View {
-    /// Seconds since the epoch of the last step.
-    pub unix_seconds: u64,
-    /// `act`, `advise-only`, `calibrate`.
+pub struct Status {
+    /// Version of these shapes: [`SCHEMA`].
+    pub schema: u32,
+    /// Version of the daemon.
+    pub version: String,
+    /// Process id of the daemon. It, the age, the switch and the notes are filled in by whoever runs the mind.
+    pub pid: i64,
+    /// When this was true, seconds since the epoch.
+    pub at_unix: u64,
+    /// Seconds since the loop published this; absent before the first time.
+    #[serde(default)]
+    pub view_age_s: Option<f64>,
+    /// `act`, `advise-only` or `calibrate`.
     pub mode: String,
     /// Whether an operator paused it.
     pub paused: bool,
+    /// Whether it may act, and how that is changed; absent in what an earlier version or a recording says.
+    #[serde(default)]
+    pub switch: Option<Switch>,
     /// The host in one line.
     pub machine: String,
     /// Its load.
-    pub host: HostView,
-    /// Why nothing at all can be done here, if so (no strategy is applicable).
+    #[serde(default)]
+    pub host: Host,
+    /// Why nothing at all can be done on this host; empty when something can.
     pub machine_refusals: Vec<String>,
     /// Workloads, busiest first.
-    pub workloads: Vec<WorkloadView>,
-    /// Number of workloads below the floors that are not listed.
+    pub workloads: Vec<Workload>,
+    /// Number of workloads below the floors of the configuration, which are not listed.
     pub workloads_ignored: u32,
     /// Running experiments.
-    pub experiments: Vec<ExperimentView>,
+    pub experiments: Vec<Experiment>,
     /// Changes in force.
-    pub in_force: Vec<ChangeView>,
-    /// Latest outcomes, newest first, bounded.
-    pub outcomes: Vec<OutcomeView>,
-    /// Advice.
+    pub in_force: Vec<Change>,
+    /// Experiments that ended, newest first.
+    pub outcomes: Vec<Outcome>,
+    /// What a person could do and homeostat may not.
     pub advice: Vec<Advice>,
-    /// Budgets.
-    pub budget: BudgetView,
-    /// Calibration.
-    pub calibration: CalibrationView,
+    /// What homeostat spent and may spend.
+    pub budget: Budget,
+    /// What placebo experiments say about homeostat's own errors.
+    pub calibration: Calibration,
+    /// What is wrong or limited in the daemon itself, such as a history that can not be written.
+    pub notes: Vec<String>,
 }

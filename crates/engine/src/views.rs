@@ -5,8 +5,8 @@ use crate::experiment::{Experiment, Phase};
 use crate::meters;
 use crate::policy::Mode;
 use crate::view::{
-    BlockView, BudgetView, CalibrationView, ChangeView, ExperimentView, HostView, MeterView, ProposalView,
-    Stage, View, WorkloadView,
+    self, Budget, Calibration, Change, Host, Meter, Proposal, SCHEMA, Stage, Status, TrialBlock, Workload,
+    finite, finite_or_zero,
 };
 use crate::watched::Watched;
 use homeostat_model::{ExperimentKind, Nanoseconds};
@@ -25,13 +25,13 @@ const LISTED_MAX: usize = 200;
 
 impl Engine {
     /// What people see.
-    pub fn view(&self) -> View {
+    pub fn view(&self) -> Status {
         let profile = self.policy.profile;
         let other_profile = |id: &homeostat_model::StrategyId| {
             let mut all = self.strategies.iter();
             all.any(|s| s.id() == *id && s.works_in(profile).is_err())
         };
-        let mut workloads: Vec<WorkloadView> = self
+        let mut workloads: Vec<Workload> = self
             .workloads
             .values()
             .filter(|w| !w.gone)
@@ -42,12 +42,14 @@ impl Engine {
                 .cmp(&(a.stage > Stage::Ignored))
                 .then(b.cpus.total_cmp(&a.cpus))
                 .then(b.resident_bytes.cmp(&a.resident_bytes))
-                .then(a.id.cmp(&b.id))
+                .then(a.name.cmp(&b.name))
         });
         let ignored = workloads.len().saturating_sub(LISTED_MAX) as u32;
         workloads.truncate(LISTED_MAX);
-        View {
-            unix_seconds: self.unix,
+        Status {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            at_unix: self.unix,
             mode: match self.policy.mode {
                 Mode::Act => "act",
                 Mode::AdviseOnly => "advise-only",
@@ -75,17 +77,18 @@ impl Engine {
             outcomes: self.outcomes.iter().cloned().collect(),
             advice: self.advice.values().cloned().collect(),
             budget: self.budget_view(),
-            calibration: CalibrationView {
+            calibration: Calibration {
                 placebos: self.placebos,
                 false_accepts: self.false_accepts,
                 tries: self.discovery.tries(),
                 accepts: self.discovery.accepts(),
-                alpha_next: self.discovery.next_alpha(),
+                alpha_next: finite_or_zero(self.discovery.next_alpha()),
             },
+            ..Status::default()
         }
     }
 
-    fn host_view(&self) -> HostView {
+    fn host_view(&self) -> Host {
         let sample = &self.machine_sample;
         let interval = self.machine_interval.as_secs_f64();
         let share = |time: Nanoseconds| {
@@ -96,7 +99,7 @@ impl Engine {
             }
         };
         let cpus = self.machine.cpus.len() as u32;
-        HostView {
+        Host {
             cpus,
             // The kernel accounts in ticks, and of idle CPUs late: over a short interval its sums exceed what there is.
             cpus_busy: share(sample.cpu_busy).min(f64::from(cpus)),
@@ -109,10 +112,10 @@ impl Engine {
         }
     }
 
-    fn workload_view(&self, w: &Watched) -> WorkloadView {
+    fn workload_view(&self, w: &Watched) -> Workload {
         let sample = w.sample.as_ref();
-        WorkloadView {
-            id: w.workload.id.clone(),
+        Workload {
+            name: w.workload.id.clone(),
             kind: w.workload.kind,
             program: w.workload.program.clone(),
             fingerprint: w.workload.fingerprint.to_string(),
@@ -122,11 +125,11 @@ impl Engine {
                 .processes
                 .iter()
                 .take(PIDS_MAX)
-                .map(|p| p.pid)
+                .map(|p| i64::from(p.pid))
                 .collect(),
             processes: w.workload.processes.len() as u32,
             age_s: sample.map_or(0.0, |s| s.age.as_secs_f64()),
-            cpus: w.load.cpus,
+            cpus: finite_or_zero(w.load.cpus),
             resident_bytes: sample.map_or(0, |s| s.resident.0),
             huge_bytes: sample.and_then(|s| s.huge).map(|b| b.0),
             stage: w.stage,
@@ -139,18 +142,18 @@ impl Engine {
                 let counted = w
                     .series
                     .counted(&m.candidate.id, self.now.saturating_sub(COUNTED_SPAN));
-                MeterView {
+                Meter {
                     id: m.candidate.id.clone(),
                     unit: m.candidate.unit.clone(),
-                    rate: m.assessment.rate,
-                    noise: m.assessment.noise,
-                    cost: m.assessment.cost,
-                    counted,
-                    lag: if counted < 1.0 {
-                        meters::lag(&m.candidate, &w.series)
+                    rate: finite_or_zero(m.assessment.rate),
+                    noise: finite_or_zero(m.assessment.noise),
+                    cost: finite_or_zero(m.assessment.cost),
+                    counted: finite_or_zero(counted),
+                    lag_s: if counted < 1.0 {
+                        meters::lag(&m.candidate, &w.series).as_secs_f64()
                     } else {
                         // What is counted all the time is of the reading's own time, whatever it would be otherwise.
-                        Nanoseconds::ZERO
+                        0.0
                     },
                     objective: w.objective.words().to_owned(),
                     objective_reason: w.objective_reason.to_owned(),
@@ -161,11 +164,11 @@ impl Engine {
                 .proposed
                 .as_ref()
                 .filter(|_| w.stage == Stage::Proposed)
-                .map(|p| ProposalView {
+                .map(|p| Proposal {
                     id: format!("{}/{}", p.strategy, w.workload.id),
                     strategy: p.strategy.clone(),
                     hypothesis: p.proposal.hypothesis.clone(),
-                    predicted: p.proposal.predicted,
+                    predicted: p.proposal.predicted.into(),
                     risk: p.proposal.risk.clone(),
                     design: format!(
                         "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven",
@@ -201,7 +204,7 @@ impl Engine {
         (waited >= WAITS_FROM).then(|| format!("waits since {waited}: {what}"))
     }
 
-    fn experiment_view(&self, e: &Experiment) -> ExperimentView {
+    fn experiment_view(&self, e: &Experiment) -> view::Experiment {
         let phase = match &e.phase {
             Phase::Preparing => "preparing",
             Phase::Stage
@@ -216,44 +219,44 @@ impl Engine {
             Phase::Block(_) => "washout",
             Phase::Concluding => "concluding",
         };
-        ExperimentView {
+        view::Experiment {
             id: e.setup.id,
             kind: e.setup.kind,
             strategy: e.setup.strategy.clone(),
             workload: e.setup.panel.lead().workload.clone(),
             others: e.setup.panel.others(),
             phase: phase.to_owned(),
-            prepared: e.prepared,
+            prepared: finite_or_zero(e.prepared),
             blocks: e.blocks.len() as u32,
             latest: latest(e),
             on: e.on,
             washout_s: e.washout.as_secs_f64(),
             measured_s: e.measured().as_secs_f64(),
-            effect: (e.blocks.len() >= 2).then(|| e.effect()),
-            evidence: e.evidence(),
-            evidence_needed: 1.0 / e.setup.parameters.alpha,
+            effect: (e.blocks.len() >= 2).then(|| e.effect().into()),
+            evidence: finite_or_zero(e.evidence()),
+            evidence_needed: finite_or_zero(1.0 / e.setup.parameters.alpha),
             elapsed_s: (self.now - e.setup.started).as_secs_f64(),
             budget_s: e.setup.budget.as_secs_f64(),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,
-            harm_exposure: exposure_of(e),
+            lost_work_s: finite_or_zero(exposure_of(e) / 100.0),
             own_cpu_s: e.own_cpu.as_secs_f64(),
         }
     }
 
-    fn changes_view(&self) -> Vec<ChangeView> {
+    fn changes_view(&self) -> Vec<Change> {
         let on_trial = |action| self.experiments.values().any(|e| e.owns(action));
         self.changes
             .iter()
             .filter(|(action, c)| !c.leaving && !on_trial(**action))
             .map(|(action, c)| {
                 let guard = self.guard_of(*action);
-                ChangeView {
+                Change {
                     action: *action,
                     strategy: c.strategy.clone(),
                     workload: c.action.workload.clone(),
                     text: c.action.why.clone(),
-                    effect: guard.map(|g| g.effect),
+                    effect: guard.map(|g| g.effect.into()),
                     since_unix: c.since_unix,
                     guard: match (guard, self.steered_by(*action)) {
                         (Some(g), _) => g.describe(self.now),
@@ -266,20 +269,21 @@ impl Engine {
             .collect()
     }
 
-    fn budget_view(&self) -> BudgetView {
+    fn budget_view(&self) -> Budget {
         let (seconds, cpu) = self.own.iter().fold((0.0, 0.0), |s, o| (s.0 + o.0, s.1 + o.1));
-        BudgetView {
-            own_cpu: if seconds > 0.0 { cpu / seconds } else { 0.0 },
+        Budget {
+            own_cpu: finite_or_zero(cpu / seconds),
             own_resident_bytes: self.own_resident.0,
             experiments_last_hour: self.starts.total() as u32,
             experiments_per_hour_max: self.policy.experiments_per_hour_max,
-            harm_exposure_day: self.exposure.total()
-                + self.experiments.values().map(exposure_of).sum::<f64>(),
-            harm_exposure_per_day_max: self.policy.harm_exposure_per_day_max,
+            harm_exposure_day: finite_or_zero(
+                self.exposure.total() + self.experiments.values().map(exposure_of).sum::<f64>(),
+            ),
+            harm_exposure_per_day_max: finite_or_zero(self.policy.harm_exposure_per_day_max),
             owners: self.owner_budgets(),
             stalled_s: self.stalled.as_secs_f64(),
             bloat_bytes: self.changes.values().map(|c| c.bloat.0).sum(),
-            ..BudgetView::default()
+            ..Budget::default()
         }
     }
 }
@@ -294,7 +298,7 @@ fn exposure_of(e: &Experiment) -> f64 {
 }
 
 /// The last blocks of a trial. A rollout knows something after a block only once its round trips have begun.
-fn latest(e: &Experiment) -> Vec<BlockView> {
+fn latest(e: &Experiment) -> Vec<TrialBlock> {
     let skip = e.known.len().min(e.blocks.len()).saturating_sub(BLOCKS_MAX);
     // Counted from the end: the two lists end with the same block.
     let count = e.known.len().min(e.blocks.len());
@@ -304,12 +308,12 @@ fn latest(e: &Experiment) -> Vec<BlockView> {
         .iter()
         .zip(known)
         .skip(skip)
-        .map(|(block, known)| BlockView {
+        .map(|(block, known)| TrialBlock {
             on: block.on,
             broken: block.broken,
-            score: block.score,
-            effect: known.effect,
-            evidence: known.evidence,
+            score: finite(block.score),
+            effect: known.effect.into(),
+            evidence: finite_or_zero(known.evidence),
         })
         .collect()
 }

@@ -7,7 +7,7 @@ use crate::meters::Assessment;
 use crate::places::Refused;
 use crate::series::Series;
 use crate::strategy::{Load, Proposal};
-use crate::view::{DecisionView, Stage};
+use crate::view::{Decision, Stage};
 use homeostat_model::{
     ActionId, Locality, MemoryMap, MeterCandidate, MeterId, Nanoseconds, StrategyId, Workload, WorkloadSample,
 };
@@ -82,7 +82,7 @@ pub(crate) struct Watched {
     pub(crate) summary: String,
     /// Whether it is declined because a person had its change undone.
     pub(crate) undone_by_a_person: bool,
-    pub(crate) decisions: VecDeque<DecisionView>,
+    pub(crate) decisions: VecDeque<Decision>,
     pub(crate) series: Series,
     pub(crate) sample: Option<WorkloadSample>,
     /// How often its main process had executed a program at the last sample; `None` before the first.
@@ -228,7 +228,7 @@ impl Watched {
 
     /// Moves to a stage with a sentence. Returns whether people should be told: not when the sentence differs from
     /// the last one in numbers only.
-    pub(crate) fn decide(&mut self, unix_seconds: u64, stage: Stage, text: &str) -> bool {
+    pub(crate) fn decide(&mut self, at_unix: u64, stage: Stage, text: &str) -> bool {
         let news = self.stage != stage || skeleton(&self.summary) != skeleton(text);
         let returning = stage == Stage::Declined
             && self
@@ -246,8 +246,8 @@ impl Watched {
             if self.decisions.len() == DECISIONS_MAX {
                 self.decisions.pop_front();
             }
-            self.decisions.push_back(DecisionView {
-                unix_seconds,
+            self.decisions.push_back(Decision {
+                at_unix,
                 stage,
                 text: text.to_owned(),
             });
@@ -256,7 +256,7 @@ impl Watched {
     }
 
     /// Adds to the chain of decisions what people need to know only when they ask.
-    pub(crate) fn note(&mut self, unix_seconds: u64, text: String) {
+    pub(crate) fn note(&mut self, at_unix: u64, text: String) {
         let said = self
             .decisions
             .iter()
@@ -267,8 +267,8 @@ impl Watched {
         if self.decisions.len() == DECISIONS_MAX {
             self.decisions.pop_front();
         }
-        self.decisions.push_back(DecisionView {
-            unix_seconds,
+        self.decisions.push_back(Decision {
+            at_unix,
             stage: self.stage,
             text,
         });

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use homeostat_engine::view::WorkloadView;
+use homeostat_engine::view;
 use homeostat_engine::{
     Command, Declined, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Opinion, Policy,
     Prior, Proposal, Seen, Stage, Strategy, WorkloadRule,
@@ -950,9 +950,9 @@ impl World {
         }
     }
 
-    fn seen(&self, name: &str) -> WorkloadView {
+    fn seen(&self, name: &str) -> view::Workload {
         let mut workloads = self.engine.view().workloads.into_iter();
-        workloads.find(|w| w.id.as_str() == name).unwrap()
+        workloads.find(|w| w.name.as_str() == name).unwrap()
     }
 
     fn stage(&self, name: &str) -> Stage {
@@ -1477,7 +1477,7 @@ impl World {
             .view()
             .workloads
             .iter()
-            .any(|w| w.id.as_str() == name && w.stage == stage)
+            .any(|w| w.name.as_str() == name && w.stage == stage)
     }
 }
 
@@ -1826,7 +1826,7 @@ fn who_must_wait_does_not_keep_the_others_waiting() {
     }
     // The first has its turn later: what would be done for it is the setting that the others have by now.
     let view = world.engine.view();
-    let first = view.workloads.iter().find(|w| w.id.as_str() == "a").unwrap();
+    let first = view.workloads.iter().find(|w| w.name.as_str() == "a").unwrap();
     let said: Vec<&str> = first.decisions.iter().map(|d| d.text.as_str()).collect();
     assert!(said.iter().any(|t| t.contains("in force already")), "{said:#?}");
 }
@@ -2447,13 +2447,13 @@ fn the_price_of_a_trial_is_shown_while_it_runs() {
     let view = world.engine.view();
     let e = &view.experiments[0];
     assert!((e.blocks, e.stalled_s, e.bloat_bytes) == (0, 3.0, 4096), "{e:#?}");
-    assert!(e.harm_exposure > 0.0 && e.harm_exposure <= 300.0, "{e:#?}");
+    assert!(e.lost_work_s > 0.0 && e.lost_work_s <= 3.0, "{e:#?}");
     assert!(
-        (view.budget.harm_exposure_day - e.harm_exposure).abs() < 1e-9,
+        (view.budget.harm_exposure_day - e.lost_work_s * 100.0).abs() < 1e-9,
         "{:?}",
         view.budget
     );
-    let (first, cost) = (e.own_cpu_s, e.harm_exposure);
+    let (first, cost) = (e.own_cpu_s, e.lost_work_s * 100.0);
     world.run(10);
     assert!(world.engine.view().experiments[0].own_cpu_s > first);
     // The verdict takes it over: nothing counts twice.
@@ -2474,12 +2474,12 @@ fn a_change_is_in_force_since_its_verdict() {
         world.run(1);
     }
     world.run(10);
-    let in_trial = world.engine.view().unix_seconds;
+    let in_trial = world.engine.view().at_unix;
     while world.stages_missing("good", Stage::Improved) {
         world.run(1);
     }
     let view = world.engine.view();
-    assert_eq!(view.in_force[0].since_unix, view.outcomes[0].unix_seconds);
+    assert_eq!(view.in_force[0].since_unix, view.outcomes[0].ended_unix);
     assert!(view.in_force[0].since_unix > in_trial);
 }
 

@@ -482,7 +482,7 @@ impl World {
         let view = self.engine.view();
         view.workloads
             .iter()
-            .find(|w| w.id.as_str() == name)
+            .find(|w| w.name.as_str() == name)
             .unwrap()
             .stage
     }
@@ -490,7 +490,7 @@ impl World {
     /// All that was decided about one of them.
     fn story(&self, name: &str) -> String {
         let view = self.engine.view();
-        let w = view.workloads.iter().find(|w| w.id.as_str() == name).unwrap();
+        let w = view.workloads.iter().find(|w| w.name.as_str() == name).unwrap();
         let told: Vec<&str> = w.decisions.iter().map(|d| d.text.as_str()).collect();
         told.join("\n")
     }

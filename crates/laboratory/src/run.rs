@@ -6,7 +6,7 @@
 //! sensors said.
 
 use crate::scenario::{Baseline, Scenario};
-use homeostat_engine::{OperatorRequest, View};
+use homeostat_engine::{OperatorRequest, Status};
 use homeostat_model::Nanoseconds;
 use homeostat_platform::{Clock, Sensors};
 use homeostat_runtime::{Recorder, RecoveryReport, Runtime, StartError};
@@ -153,7 +153,7 @@ pub struct Track {
     pub own_cpu_s: f64,
     /// What homeostat saw and held at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub view: Option<View>,
+    pub view: Option<Status>,
     /// True when it was broken off before its end.
     pub broken_off: bool,
 }
@@ -354,7 +354,7 @@ impl Laboratory {
     }
 
     /// What people would see, while homeostat runs.
-    pub fn view(&self) -> Option<View> {
+    pub fn view(&self) -> Option<Status> {
         self.runtime.as_ref().map(Runtime::view)
     }
 

@@ -103,11 +103,11 @@ fn nodes_near_and_far_caches_and_devices_are_where_they_are() {
     assert_eq!(t.nodes.len(), 4);
     assert_eq!(ids(&t.nodes[1].cpus), [4, 5, 6, 7, 20, 21, 22, 23]);
     assert_eq!(t.nodes[1].distances[&NodeId(3)], 32);
-    assert_eq!(t.nodes[2].free, Bytes::from_mib(38 << 10));
+    assert_eq!(t.nodes[2].free_bytes, Bytes::from_mib(38 << 10));
     let groups = t.near_groups();
     assert_eq!(groups, [[NodeId(0), NodeId(1)], [NodeId(2), NodeId(3)]]);
     assert_eq!(t.last_level_caches().len(), 8);
-    assert_eq!(t.last_level_caches()[1].size, Bytes::from_mib(32));
+    assert_eq!(t.last_level_caches()[1].size_bytes, Bytes::from_mib(32));
     assert_eq!(ids(&t.offline), [32, 33]);
     let isolated: Vec<u32> = t
         .cpus
@@ -163,7 +163,7 @@ fn classes_of_memory_are_rated_and_tiered() {
     );
     let side = &t.nodes[3].side_caches[0];
     assert_eq!(
-        (side.level, side.size, side.line),
+        (side.level, side.size_bytes, side.line_bytes),
         (1, Bytes::from_mib(8 << 10), 64)
     );
     assert!(side.direct_mapped && side.write_back);
@@ -177,7 +177,7 @@ fn numbers_may_have_gaps_and_a_node_may_lack_memory_or_cpus() {
     let t = topology::describe(&root).unwrap();
     assert_eq!(t.nodes.iter().map(|n| n.id.0).collect::<Vec<_>>(), [0, 8, 252]);
     assert_eq!(t.nodes[0].distances[&NodeId(252)], 80);
-    assert_eq!((t.nodes[1].memory, t.nodes[1].cpus.len()), (Bytes::ZERO, 4));
+    assert_eq!((t.nodes[1].memory_bytes, t.nodes[1].cpus.len()), (Bytes::ZERO, 4));
     assert!(t.nodes[2].cpus.is_empty());
     let machine = topology::read(&root).unwrap();
     assert_eq!(
@@ -201,7 +201,10 @@ fn what_is_not_described_is_not_guessed() {
     );
     assert_eq!(t.cpus[5].cluster, Some(4));
     assert!(t.caches.is_empty() && t.tiers.is_empty() && t.devices.is_empty());
-    assert_eq!((t.nodes.len(), t.nodes[0].memory), (1, Bytes::from_mib(4096)));
+    assert_eq!(
+        (t.nodes.len(), t.nodes[0].memory_bytes),
+        (1, Bytes::from_mib(4096))
+    );
     assert_eq!(t.last_level(), 0);
     // Caches that nobody describes divide nothing.
     let machine = topology::read(&root).unwrap();
@@ -238,7 +241,7 @@ fn captured_hosts_and_the_running_machine_can_be_described() {
     for cache in &t.caches {
         assert!(cache.cpus.iter().any(|cpu| known.contains(cpu)), "{cache:?}");
     }
-    assert!(t.nodes.iter().any(|n| n.memory.0 > 0));
+    assert!(t.nodes.iter().any(|n| n.memory_bytes.0 > 0));
 }
 
 /// A machine of as many CPUs, with what a test adds.
@@ -293,7 +296,7 @@ fn a_cache_that_spans_nodes_is_one_domain_at_each() {
     let caches: Vec<(Vec<u32>, u64)> = shape
         .caches
         .iter()
-        .map(|c| (ids(&c.cpus), c.size.0 >> 20))
+        .map(|c| (ids(&c.cpus), c.size_bytes.0 >> 20))
         .collect();
     assert_eq!(caches, [(vec![0, 1, 2, 3], 16), (vec![4, 5, 6, 7], 16)]);
 }

@@ -2,9 +2,9 @@
 
 use crate::action::ActionId;
 use crate::meter::MeterId;
-use crate::text_id;
 use crate::units::{Bytes, Nanoseconds};
 use crate::workload::{Fingerprint, WorkloadId};
+use crate::{text_id, words};
 use serde::{Deserialize, Serialize};
 
 text_id!(
@@ -18,48 +18,37 @@ text_id!(
 pub struct ExperimentId(pub u64);
 impl std::fmt::Display for ExperimentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)
+        self.0.fmt(f)
     }
 }
 
-/// What kind of trial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExperimentKind {
-    /// Randomised on/off blocks.
-    Switchback,
-    /// Stages with randomised onset, for changes that cannot be switched back cheaply.
-    StagedRollout,
-    /// A switchback whose treatment does nothing: measures our own false accepts.
-    Placebo,
-}
-
-/// How an experiment ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// A gain was proven; the change stays.
-    Accepted,
-    /// No useful gain; undone.
-    Rejected,
-    /// A loss was seen; undone and remembered.
-    Harmful,
-    /// Neither could be shown within the budget; undone.
-    Inconclusive,
-    /// Stopped for a reason that says nothing about the effect (workload ended, operator, no measurement).
-    Aborted,
-}
-impl std::fmt::Display for Verdict {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Accepted => "accepted",
-            Self::Rejected => "rejected",
-            Self::Harmful => "harmful",
-            Self::Inconclusive => "inconclusive",
-            Self::Aborted => "aborted",
-        })
+words!(
+    /// What kind of trial.
+    ExperimentKind {
+        /// Randomised on/off blocks.
+        Switchback = "switchback",
+        /// Stages with randomised onset, for changes that cannot be switched back cheaply.
+        StagedRollout = "staged_rollout",
+        /// A switchback whose treatment does nothing: measures our own false accepts.
+        Placebo = "placebo",
     }
-}
+);
+
+words!(
+    /// How an experiment ended.
+    Verdict {
+        /// A gain was proven; the change stays.
+        Accepted = "accepted",
+        /// No useful gain; undone.
+        Rejected = "rejected",
+        /// A loss was seen; undone and remembered.
+        Harmful = "harmful",
+        /// Neither could be shown within the budget; undone.
+        Inconclusive = "inconclusive",
+        /// Stopped for a reason that says nothing about the effect (workload ended, operator, no measurement).
+        Aborted = "aborted",
+    }
+);
 
 /// An estimated relative change of the objective with its time-uniform confidence interval; 0.05 = +5 %.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The host: its topology, memory, kernel, and what it can sense and do.
 
-use crate::text_id;
 use crate::units::{Bytes, CpuId, LlcId, NodeId};
+use crate::{text_id, words};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -221,17 +221,17 @@ impl Machine {
     }
 }
 
-/// Whether a sensor or effector works here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CapabilityState {
-    /// Works.
-    Available,
-    /// Works in part; `detail` says what does not.
-    Limited,
-    /// Does not work here.
-    Missing,
-}
+words!(
+    /// Whether a sensor or effector works here.
+    CapabilityState {
+        /// Works.
+        Available = "available",
+        /// Works in part; `detail` says what does not.
+        Limited = "limited",
+        /// Does not work here.
+        Missing = "missing",
+    }
+);
 
 /// A sensor or effector that this machine has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

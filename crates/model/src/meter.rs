@@ -1,7 +1,7 @@
 //! How useful work is counted.
 
-use crate::text_id;
 use crate::units::Nanoseconds;
+use crate::{text_id, words};
 use serde::{Deserialize, Serialize};
 
 text_id!(
@@ -9,21 +9,21 @@ text_id!(
     MeterId
 );
 
-/// How close a meter is to the work itself; lower is preferred.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MeterClass {
-    /// The program's own counter of finished work (progress file, Redis `INFO`, a Prometheus counter).
-    Application,
-    /// Executions of a chosen function or static probe (uprobe, USDT).
-    Probe,
-    /// Kernel work that tends to follow useful work (read/write calls and bytes, voluntary switches, sockets).
-    Kernel,
-    /// Executions of places in the program's code that were found to follow its work, without its help.
-    Points,
-    /// Instructions and cycles. Never judges alone: the instruction count may change with the treatment.
-    Hardware,
-}
+words!(
+    /// How close a meter is to the work itself; lower is preferred.
+    MeterClass {
+        /// The program's own counter of finished work (progress file, Redis `INFO`, a Prometheus counter).
+        Application = "application",
+        /// Executions of a chosen function or static probe (uprobe, USDT).
+        Probe = "probe",
+        /// Kernel work that tends to follow useful work (read/write calls and bytes, voluntary switches, sockets).
+        Kernel = "kernel",
+        /// Executions of places in the program's code that were found to follow its work, without its help.
+        Points = "points",
+        /// Instructions and cycles. Never judges alone: the instruction count may change with the treatment.
+        Hardware = "hardware",
+    }
+);
 
 /// A meter that may be opened for a workload, or the reason why it can not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

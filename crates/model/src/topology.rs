@@ -2,6 +2,7 @@
 //! of it is [`crate::Machine`].
 
 use crate::units::{Bytes, CpuId, NodeId};
+use crate::words;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,17 +50,17 @@ pub struct LogicalCpu {
     pub partitioned: bool,
 }
 
-/// What a cache holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CacheKind {
-    /// Data only.
-    Data,
-    /// Instructions only.
-    Instruction,
-    /// Both.
-    Unified,
-}
+words!(
+    /// What a cache holds.
+    CacheKind {
+        /// Data only.
+        Data = "data",
+        /// Instructions only.
+        Instruction = "instruction",
+        /// Both.
+        Unified = "unified",
+    }
+);
 
 /// One cache and the CPUs that share it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,9 +70,9 @@ pub struct Cache {
     /// What it holds.
     pub kind: CacheKind,
     /// Size; zero where it is not told.
-    pub size: Bytes,
+    pub size_bytes: Bytes,
     /// Length of a line in bytes; zero where it is not told.
-    pub line: u32,
+    pub line_bytes: u32,
     /// Associativity; zero where it is not told.
     pub ways: u32,
     /// CPUs that share it, in order.
@@ -84,11 +85,9 @@ pub struct MemoryNode {
     /// The kernel's number.
     pub id: NodeId,
     /// Its memory; zero for a node without.
-    pub memory: Bytes,
+    pub memory_bytes: Bytes,
     /// Of which free.
-    pub free: Bytes,
-    /// Of which caches files.
-    pub file_cache: Bytes,
+    pub free_bytes: Bytes,
     /// Online CPUs of the node; empty for a node of memory alone.
     pub cpus: Vec<CpuId>,
     /// Distance to each node, 10 = the own one (ACPI SLIT); empty where the firmware tells none.
@@ -124,9 +123,9 @@ pub struct SideCache {
     /// Level, 1 = nearest to the CPUs.
     pub level: u32,
     /// Size.
-    pub size: Bytes,
+    pub size_bytes: Bytes,
     /// Length of a line in bytes.
-    pub line: u32,
+    pub line_bytes: u32,
     /// Whether each address has one place only.
     pub direct_mapped: bool,
     /// Whether writes wait in it.
@@ -142,17 +141,17 @@ pub struct MemoryTier {
     pub nodes: Vec<NodeId>,
 }
 
-/// What a device does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceKind {
-    /// A disk.
-    Block,
-    /// A network interface.
-    Network,
-    /// A graphics processor or another accelerator.
-    Accelerator,
-}
+words!(
+    /// What a device does.
+    DeviceKind {
+        /// A disk.
+        Block = "block",
+        /// A network interface.
+        Network = "network",
+        /// A graphics processor or another accelerator.
+        Accelerator = "accelerator",
+    }
+);
 
 /// A device that sits at a place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -163,6 +162,26 @@ pub struct Device {
     pub name: String,
     /// Node it is attached to; `None` where the firmware does not tell.
     pub node: Option<NodeId>,
+}
+
+/// The last-level caches of data, in order of their first CPU. CPUs without one of the highest level (efficiency
+/// cores of some hybrids) have the largest that they have.
+pub fn last_level_caches(caches: &[Cache]) -> Vec<&Cache> {
+    let mut seen: BTreeSet<CpuId> = BTreeSet::new();
+    let mut found: Vec<&Cache> = Vec::new();
+    let mut by_level: Vec<&Cache> = caches
+        .iter()
+        .filter(|c| c.kind != CacheKind::Instruction)
+        .collect();
+    by_level.sort_by_key(|c| std::cmp::Reverse(c.level));
+    for cache in by_level {
+        if cache.cpus.iter().any(|cpu| !seen.contains(cpu)) {
+            seen.extend(cache.cpus.iter().copied());
+            found.push(cache);
+        }
+    }
+    found.sort_by(|a, b| a.cpus.first().cmp(&b.cpus.first()));
+    found
 }
 
 impl Topology {
@@ -176,25 +195,9 @@ impl Topology {
             .unwrap_or(0)
     }
 
-    /// The last-level caches of data, in order of their first CPU. CPUs without one of the highest level (efficiency
-    /// cores of some hybrids) have the largest that they have.
+    /// Its [`last_level_caches`].
     pub fn last_level_caches(&self) -> Vec<&Cache> {
-        let mut seen: BTreeSet<CpuId> = BTreeSet::new();
-        let mut found: Vec<&Cache> = Vec::new();
-        let mut by_level: Vec<&Cache> = self
-            .caches
-            .iter()
-            .filter(|c| c.kind != CacheKind::Instruction)
-            .collect();
-        by_level.sort_by_key(|c| std::cmp::Reverse(c.level));
-        for cache in by_level {
-            if cache.cpus.iter().any(|cpu| !seen.contains(cpu)) {
-                seen.extend(cache.cpus.iter().copied());
-                found.push(cache);
-            }
-        }
-        found.sort_by(|a, b| a.cpus.first().cmp(&b.cpus.first()));
-        found
+        last_level_caches(&self.caches)
     }
 
     /// Groups of nodes that are nearer to each other than the farthest pair (boards, books, drawers), each in order of
@@ -233,9 +236,8 @@ mod tests {
     fn node(id: u32, distances: &[u32]) -> MemoryNode {
         MemoryNode {
             id: NodeId(id),
-            memory: Bytes::from_mib(1024),
-            free: Bytes::ZERO,
-            file_cache: Bytes::ZERO,
+            memory_bytes: Bytes::from_mib(1024),
+            free_bytes: Bytes::ZERO,
             cpus: vec![],
             distances: (0..).map(NodeId).zip(distances.iter().copied()).collect(),
             access: vec![],
@@ -248,8 +250,8 @@ mod tests {
         Cache {
             level,
             kind,
-            size: Bytes::from_mib(1),
-            line: 64,
+            size_bytes: Bytes::from_mib(1),
+            line_bytes: 64,
             ways: 8,
             cpus: cpus.map(CpuId).collect(),
         }

@@ -19,10 +19,41 @@ macro_rules! text_id {
             pub fn as_str(&self) -> &str { &self.0 }
         }
         impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(&self.0) }
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.pad(&self.0) }
+        }
+        impl std::ops::Deref for $name {
+            type Target = str;
+            fn deref(&self) -> &str { &self.0 }
         }
         impl From<&str> for $name {
             fn from(text: &str) -> Self { Self(text.to_owned()) }
+        }
+    };
+}
+
+/// Defines a closed list of words: an enum that people, JSON and the history all know by the same words.
+#[macro_export]
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $word:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        pub enum $name { $($(#[$about])* #[serde(rename = $word)] $variant,)+ }
+        impl $name {
+            /// All of them, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+            /// Its word.
+            pub const fn as_str(self) -> &'static str { match self { $(Self::$variant => $word,)+ } }
+            /// The one with this word.
+            pub fn of(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| one.as_str() == word)
+            }
+        }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.pad(self.as_str()) }
+        }
+        impl std::ops::Deref for $name {
+            type Target = str;
+            fn deref(&self) -> &str { self.as_str() }
         }
     };
 }
@@ -180,6 +211,9 @@ macro_rules! number_id {
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { self.0.fmt(f) }
         }
+        impl From<$name> for u32 {
+            fn from(id: $name) -> Self { id.0 }
+        }
     };
 }
 number_id!(
@@ -196,7 +230,7 @@ number_id!(
 );
 
 /// Numbers of CPUs or nodes as the kernel and people write them: `0-15,32`. The numbers must ascend.
-pub fn ranges(numbers: impl IntoIterator<Item = u32>) -> String {
+pub fn ranges(numbers: impl IntoIterator<Item = impl Into<u32>>) -> String {
     let mut out = String::new();
     let mut open: Option<(u32, u32)> = None;
     let mut close = |range: (u32, u32)| {
@@ -209,7 +243,7 @@ pub fn ranges(numbers: impl IntoIterator<Item = u32>) -> String {
             out.push_str(&range.1.to_string());
         }
     };
-    for number in numbers {
+    for number in numbers.into_iter().map(Into::into) {
         open = Some(match open {
             Some((first, last)) if last.checked_add(1) == Some(number) => (first, number),
             Some(range) => {
@@ -278,9 +312,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_word_is_the_same_everywhere() {
+        use crate::ExperimentKind::{self, Placebo, StagedRollout, Switchback};
+        assert_eq!(ExperimentKind::ALL, [Switchback, StagedRollout, Placebo]);
+        for kind in ExperimentKind::ALL.iter().copied() {
+            assert_eq!(ExperimentKind::of(kind.as_str()), Some(kind));
+            assert_eq!(
+                (kind.to_string().as_str(), &*kind),
+                (kind.as_str(), kind.as_str())
+            );
+        }
+        assert_eq!(
+            (StagedRollout.as_str(), ExperimentKind::of("staged")),
+            ("staged_rollout", None)
+        );
+        assert_eq!(format!("{Placebo:<8}|"), "placebo |");
+    }
+
+    #[test]
     fn ranges_read_like_the_kernels() {
-        assert_eq!(ranges([0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
-        assert_eq!(ranges([]), "");
+        assert_eq!(ranges([0u32, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(ranges([0u32; 0]), "");
         assert_eq!(ranges([u32::MAX - 1, u32::MAX]), "4294967294-4294967295");
     }
 }

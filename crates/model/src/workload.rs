@@ -1,6 +1,6 @@
 //! What an operator would name: a unit, a container, a group of processes of one program.
 
-use crate::text_id;
+use crate::{text_id, words};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,21 +29,21 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// How the processes of a workload were found to belong together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WorkloadKind {
-    /// A systemd unit.
-    Unit,
-    /// A container (a cgroup that a container runtime made).
-    Container,
-    /// Another cgroup with processes of its own.
-    Cgroup,
-    /// Processes attached to one shared memory segment.
-    SharedSegment,
-    /// Processes of one executable under one session or parent.
-    ProcessGroup,
-}
+words!(
+    /// How the processes of a workload were found to belong together.
+    WorkloadKind {
+        /// A systemd unit.
+        Unit = "unit",
+        /// A container (a cgroup that a container runtime made).
+        Container = "container",
+        /// Another cgroup with processes of its own.
+        Cgroup = "cgroup",
+        /// Processes attached to one shared memory segment.
+        SharedSegment = "shared_segment",
+        /// Processes of one executable under one session or parent.
+        ProcessGroup = "process_group",
+    }
+);
 
 /// What the person in charge of the workload chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

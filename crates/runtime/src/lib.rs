@@ -31,7 +31,7 @@ pub use recovery::{RECOVERY_PATIENCE, RecoveryReport, restore, restore_within};
 
 use homeostat_engine::{
     Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior, ProvenReader,
-    SamplingPlan, Stage, Story, Strategy, View,
+    SamplingPlan, Stage, Status, Story, Strategy,
 };
 use homeostat_model::action::Target;
 use homeostat_model::setting::is_one_setting;
@@ -309,7 +309,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     }
 
     /// What people see.
-    pub fn view(&self) -> View {
+    pub fn view(&self) -> Status {
         self.engine.view()
     }
 

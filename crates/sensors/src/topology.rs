@@ -665,8 +665,8 @@ fn caches(root: &Root, cpus: &[LogicalCpu]) -> Vec<Cache> {
             found.entry((level, kind, first)).or_insert_with(|| Cache {
                 level,
                 kind,
-                size: Bytes(text("size").and_then(|t| size(t.as_bytes())).unwrap_or(0)),
-                line: small("coherency_line_size").unwrap_or(0),
+                size_bytes: Bytes(text("size").and_then(|t| size(t.as_bytes())).unwrap_or(0)),
+                line_bytes: small("coherency_line_size").unwrap_or(0),
                 ways: small("ways_of_associativity").unwrap_or(0),
                 cpus: shared.into_iter().map(CpuId).collect(),
             });
@@ -687,7 +687,7 @@ fn one_cache_per_node(caches: &mut Vec<Cache>, machine: &Machine) {
             }
             let all = cache.cpus.len().max(1) as u64;
             let part = move |cpus: Vec<CpuId>| Cache {
-                size: Bytes(cache.size.0 * cpus.len() as u64 / all),
+                size_bytes: Bytes(cache.size_bytes.0 * cpus.len() as u64 / all),
                 cpus,
                 ..cache.clone()
             };
@@ -713,9 +713,8 @@ fn memory_nodes(root: &Root, machine: &Machine) -> Vec<MemoryNode> {
             let amounts = NodeAmounts::parse(&meminfo);
             MemoryNode {
                 id: node.id,
-                memory: node.memory,
-                free: amounts.free,
-                file_cache: amounts.file_cache,
+                memory_bytes: node.memory,
+                free_bytes: amounts.free,
                 cpus: machine
                     .cpus
                     .iter()
@@ -811,8 +810,8 @@ fn side_caches(root: &Root, node: &str) -> Vec<SideCache> {
             };
             Some(SideCache {
                 level,
-                size: Bytes(figure("size")?),
-                line: figure("line_size")
+                size_bytes: Bytes(figure("size")?),
+                line_bytes: figure("line_size")
                     .and_then(|n| u32::try_from(n).ok())
                     .unwrap_or(0),
                 direct_mapped: figure("indexing") == Some(0),

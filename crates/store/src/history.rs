@@ -642,9 +642,9 @@ impl History {
             .get("kind")
             .and_then(|k| Ok((k, row.get("verdict")?)))
             .map_err(|e| self.error(e))?;
-        let kind = kind_from(&kind).ok_or_else(|| malformed("experiments.kind", kind))?;
+        let kind = ExperimentKind::of(&kind).ok_or_else(|| malformed("experiments.kind", kind))?;
         let verdict = match verdict {
-            Some(text) => Some(verdict_from(&text).ok_or_else(|| malformed("experiments.verdict", text))?),
+            Some(text) => Some(Verdict::of(&text).ok_or_else(|| malformed("experiments.verdict", text))?),
             None => None,
         };
         let spans: Option<String> = row.get("spans").map_err(|e| self.error(e))?;
@@ -698,7 +698,7 @@ impl History {
                     let verdict: String = r.get(1)?;
                     let outcome = MemberOutcome {
                         workload: WorkloadId::new(r.get::<_, String>(0)?),
-                        verdict: verdict_from(&verdict).unwrap_or(Verdict::Aborted),
+                        verdict: Verdict::of(&verdict).unwrap_or(Verdict::Aborted),
                         effect: r.get::<_, bool>(2)?.then_some(effect),
                     };
                     Ok((verdict, outcome))
@@ -708,7 +708,7 @@ impl History {
         query()
             .map_err(|e| self.error(e))?
             .into_iter()
-            .map(|(text, outcome)| match verdict_from(&text) {
+            .map(|(text, outcome)| match Verdict::of(&text) {
                 Some(_) => Ok(outcome),
                 None => Err(HistoryError::Malformed {
                     path: self.path.clone(),
@@ -838,7 +838,7 @@ impl History {
                         harmful: r.get(4)?,
                         inconclusive: r.get(5)?,
                         aborted: r.get(6)?,
-                        last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(verdict_from),
+                        last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(Verdict::of),
                         last_effect: r.get::<_, Option<bool>>(8)?.unwrap_or(false).then_some(effect),
                         last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
                     })
@@ -1221,7 +1221,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         machine_row(t, &e.machine)?,
         workload_row(t, &e.fingerprint)?,
         e.workload.as_str(),
-        kind_text(e.kind),
+        e.kind.as_str(),
         e.strategy.as_str(),
         bits(e.action.0),
         e.hypothesis,
@@ -1237,7 +1237,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         bits(e.measured.0),
         time(e.started_unix),
         time(e.ended_unix),
-        e.verdict.map(verdict_text),
+        e.verdict.map(Verdict::as_str),
         e.reason,
         e.effect.is_some(),
         effect.estimate,
@@ -1288,7 +1288,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             position as i64,
             workload_row(t, fingerprint)?,
             member.workload.as_str(),
-            verdict_text(member.verdict),
+            member.verdict.as_str(),
             member.effect.is_some(),
             effect.estimate,
             effect.lower,
@@ -1381,43 +1381,6 @@ fn read_experiment(
         harm_exposure: float("harm_exposure")?,
         blocks: Vec::new(),
     })
-}
-
-fn kind_text(kind: ExperimentKind) -> &'static str {
-    match kind {
-        ExperimentKind::Switchback => "switchback",
-        ExperimentKind::StagedRollout => "staged_rollout",
-        ExperimentKind::Placebo => "placebo",
-    }
-}
-fn kind_from(text: &str) -> Option<ExperimentKind> {
-    [
-        ExperimentKind::Switchback,
-        ExperimentKind::StagedRollout,
-        ExperimentKind::Placebo,
-    ]
-    .into_iter()
-    .find(|k| kind_text(*k) == text)
-}
-fn verdict_text(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Accepted => "accepted",
-        Verdict::Rejected => "rejected",
-        Verdict::Harmful => "harmful",
-        Verdict::Inconclusive => "inconclusive",
-        Verdict::Aborted => "aborted",
-    }
-}
-fn verdict_from(text: &str) -> Option<Verdict> {
-    [
-        Verdict::Accepted,
-        Verdict::Rejected,
-        Verdict::Harmful,
-        Verdict::Inconclusive,
-        Verdict::Aborted,
-    ]
-    .into_iter()
-    .find(|v| verdict_text(*v) == text)
 }
 
 /// The signed number with the same bits: SQLite has no unsigned ones.

@@ -15,7 +15,7 @@ use crate::render::{self, Look, bytes, effect};
 use children::{Daemon, Scratch, Workload};
 use clap::{Args, ValueEnum};
 use ground::Ground;
-use homeostat_daemon::api::{Effect, Status};
+use homeostat_daemon::api::{self, Effect, Status};
 use homeostat_daemon::client::{Client, ClientError};
 use homeostat_daemon::machine_lock;
 use serde::Serialize;
@@ -462,10 +462,10 @@ impl Stage {
                 .iter()
                 .find(|w| w.pids.contains(&i64::from(child.pid())));
             if let Some(found) = found {
-                name.clone_from(&found.name);
+                name = found.name.to_string();
             }
             pages.read(huge, is_changed(&status, &name));
-            if let Some(e) = status.experiments.iter().find(|e| e.workload == name) {
+            if let Some(e) = status.experiments.iter().find(|e| *e.workload == *name) {
                 shown.blocks = e.blocks;
                 let line = format!(
                     "   {}; {} in large pages",
@@ -478,14 +478,14 @@ impl Stage {
                     self.say(&line);
                 }
             }
-            if let Some(outcome) = status.outcomes.iter().find(|o| o.workload == name) {
-                shown.verdict.clone_from(&outcome.verdict);
+            if let Some(outcome) = status.outcomes.iter().find(|o| *o.workload == *name) {
+                shown.verdict = outcome.verdict.to_string();
                 shown.reason.clone_from(&outcome.reason);
                 shown.effect.clone_from(&outcome.effect);
                 shown.blocks = outcome.blocks;
                 break status;
             }
-            let declined = found.filter(|w| w.stage == "declined");
+            let declined = found.filter(|w| w.stage == api::Stage::Declined);
             if let Some(found) = declined.filter(|_| !was_declined) {
                 self.say(&format!("   declined: {}", found.summary));
                 if !is_looked_at_again(&found.summary, begin.elapsed(), patience) {
@@ -503,7 +503,7 @@ impl Stage {
                 let why = status
                     .workloads
                     .iter()
-                    .find(|w| w.name == name)
+                    .find(|w| *w.name == *name)
                     .map(|w| w.summary.clone());
                 shown.reason = why.unwrap_or_else(|| "the daemon has not found it".into());
                 self.say(&format!(
@@ -578,8 +578,8 @@ impl Stage {
 
 /// Whether something of that workload is in force or on trial.
 fn is_changed(status: &Status, name: &str) -> bool {
-    status.in_force.iter().any(|c| c.workload == name)
-        || status.experiments.iter().any(|e| e.workload == name)
+    status.in_force.iter().any(|c| *c.workload == *name)
+        || status.experiments.iter().any(|e| *e.workload == *name)
 }
 
 /// Memory in large pages over the course of a demo.

@@ -3,6 +3,7 @@
 use crate::failure::{Failure, Kind};
 use crate::{Context, page};
 use clap::Args;
+use homeostat_daemon::api::Stage;
 use homeostat_daemon::client::{Client, ClientError};
 use homeostat_daemon::dossier::Dossier;
 use homeostat_daemon::settings::{self, Settings};
@@ -109,7 +110,7 @@ fn ask(socket: &Path, dossier: &mut Dossier) -> Result<(), ClientError> {
     for w in status
         .workloads
         .iter()
-        .filter(|w| w.stage != "ignored")
+        .filter(|w| w.stage != Stage::Ignored)
         .take(EXPLAINED_MAX)
     {
         // One that ended meanwhile is no reason to go without the others.

@@ -3,6 +3,7 @@
 use crate::failure::{Failure, Kind};
 use crate::{Context, render};
 use clap::Args;
+use homeostat_daemon::board::hangs_for;
 use homeostat_daemon::client::Client;
 
 /// Show what homeostat does at the moment.
@@ -24,7 +25,7 @@ impl Status {
         context
             .terminal
             .show(&status, |look| render::status(&status, self.all, look))?;
-        match status.hangs_for() {
+        match hangs_for(&status) {
             None => Ok(()),
             Some(age) => Err(Failure::Report(
                 Kind::Hangs,

@@ -184,7 +184,7 @@ fn ask(context: &Context, mut client: Client, directory: &Path) -> Result<OffAns
         return Err(ended());
     }
     let text = |action: u64| {
-        let change = before.iter().find(|c| c.action == action);
+        let change = before.iter().find(|c| c.action.0 == action);
         change.map_or_else(
             || "by the running daemon".to_owned(),
             |c| format!("{}: {}", c.workload, c.text),

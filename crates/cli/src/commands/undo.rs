@@ -101,7 +101,7 @@ pub(crate) fn wait_until_undone(
         let left: Vec<u64> = status
             .in_force
             .iter()
-            .map(|c| c.action)
+            .map(|c| c.action.0)
             .filter(|action| actions.contains(action))
             .collect();
         if left.is_empty() && and_then(&status) {

@@ -9,8 +9,9 @@ mod html;
 mod parts;
 mod plot;
 
+use crate::render::text::all_of;
 use crate::render::text::{count, effect, hours_or_less, percent, plural};
-use homeostat_daemon::api::{Effect, Status};
+use homeostat_daemon::api::{Effect, ExperimentKind, Status};
 use homeostat_daemon::dossier::{Dossier, Tried};
 use homeostat_daemon::log::date_and_time;
 use html::Html;
@@ -107,8 +108,8 @@ fn effect_text(e: &Effect) -> String {
     effect(e).replace('-', "\u{2212}")
 }
 
-fn names(first: &str, others: &[String]) -> String {
-    crate::render::text::all_of(first, others)
+fn is_placebo(t: &Tried) -> bool {
+    t.past.kind == ExperimentKind::Placebo
 }
 
 fn verdict_of(t: &Tried) -> &str {
@@ -125,7 +126,7 @@ fn running(h: &mut Html, status: &Status) {
         for e in &status.experiments {
             h.element("article", &[], |h| {
                 h.element("header", &[], |h| {
-                    h.leaf("h3", &[], &names(&e.workload, &e.others));
+                    h.leaf("h3", &[], &all_of(&e.workload, &e.others));
                     badge(h, "trying");
                     h.leaf(
                         "span",
@@ -252,7 +253,7 @@ fn tried(h: &mut Html, d: &Dossier) {
 
 /// The experiments that do not run at the moment.
 fn ended(d: &Dossier) -> Vec<&Tried> {
-    let runs = |id: u64| d.status.iter().any(|s| s.experiments.iter().any(|e| e.id == id));
+    let runs = |id| d.status.iter().any(|s| s.experiments.iter().any(|e| e.id == id));
     d.experiments.iter().filter(|t| !runs(t.past.id)).collect()
 }
 
@@ -281,7 +282,7 @@ fn forest(h: &mut Html, all: &[&Tried]) {
             };
             h.element("a", &[("class", "row"), ("href", &link)], |h| {
                 h.element("span", &[], |h| {
-                    h.leaf("b", &[], &names(&e.workload, &e.others));
+                    h.leaf("b", &[], &all_of(&e.workload, &e.others));
                     h.text(" ");
                     h.leaf("span", &[("class", "soft small")], &what(t));
                 });
@@ -308,10 +309,10 @@ fn forest(h: &mut Html, all: &[&Tried]) {
 
 /// What was tried, in two words.
 fn what(t: &Tried) -> String {
-    if t.past.kind == "placebo" {
+    if is_placebo(t) {
         "placebo: nothing was changed".to_owned()
     } else {
-        by_hand::of(&t.past.strategy).map_or_else(|| t.past.strategy.clone(), |w| w.title.to_owned())
+        by_hand::of(&t.past.strategy).map_or_else(|| t.past.strategy.to_string(), |w| w.title.to_owned())
     }
 }
 
@@ -319,7 +320,7 @@ fn experiment(h: &mut Html, t: &Tried) {
     let e = &t.past;
     h.element("article", &[("id", &format!("e{}", e.id))], |h| {
         h.element("header", &[], |h| {
-            h.leaf("h3", &[], &names(&e.workload, &e.others));
+            h.leaf("h3", &[], &all_of(&e.workload, &e.others));
             badge(h, verdict_of(t));
             h.leaf(
                 "span",
@@ -348,7 +349,7 @@ fn experiment(h: &mut Html, t: &Tried) {
         receipts(h, t);
         members(h, t);
         block_table(h, t);
-        if e.kind != "placebo" {
+        if !is_placebo(t) {
             way_by_hand(h, t);
         }
     });
@@ -390,7 +391,7 @@ fn receipts(h: &mut Html, t: &Tried) {
                 hours_or_less(e.washout_s)
             ),
         ),
-        ("work counted by", e.meter.clone()),
+        ("work counted by", e.meter.to_string()),
         ("judged by", in_words(&e.objective).to_owned()),
         ("predicted", effect_text(&e.predicted)),
         ("began", date_and_time(e.started_unix)),

@@ -2,10 +2,10 @@
 
 use super::html::Html;
 use super::plot::{self, Series};
-use super::{badge, by_hand, effect_text, time, verdict_of};
+use super::{badge, by_hand, effect_text, is_placebo, time, verdict_of};
 use crate::render::bytes;
 use crate::render::text::{count, hours_or_less, in_turns, percent, plural};
-use homeostat_daemon::api::{Change, Explanation, Status, Workload, is_said_by};
+use homeostat_daemon::api::{Change, Explanation, Stage, Status, Workload, is_said_by};
 use homeostat_daemon::dossier::{Dossier, Told, Window};
 use homeostat_daemon::log::date_and_time;
 use std::collections::BTreeMap;
@@ -94,10 +94,7 @@ fn headline(d: &Dossier) -> String {
 }
 
 fn figures(h: &mut Html, d: &Dossier) {
-    let real: Vec<_> = super::ended(d)
-        .into_iter()
-        .filter(|t| t.past.kind != "placebo")
-        .collect();
+    let real: Vec<_> = super::ended(d).into_iter().filter(|t| !is_placebo(t)).collect();
     let number = |verdict: &str| real.iter().filter(|t| verdict_of(t) == verdict).count();
     let mut facts: Vec<(&str, String, String)> = Vec::new();
     let verdicts: Vec<String> = [
@@ -151,9 +148,9 @@ fn figures(h: &mut Html, d: &Dossier) {
         ),
         None => {
             let judged = || {
-                d.experiments.iter().filter(|t| {
-                    t.past.kind == "placebo" && !matches!(verdict_of(t), "aborted" | "unfinished")
-                })
+                d.experiments
+                    .iter()
+                    .filter(|t| is_placebo(t) && !matches!(verdict_of(t), "aborted" | "unfinished"))
             };
             (
                 judged().count() as u64,
@@ -201,7 +198,7 @@ fn change(h: &mut Html, c: &Change, d: &Dossier) {
             &[("class", "badge good")],
             if c.on { "in force" } else { "off for a probe" },
         );
-        let title = by_hand::of(&c.strategy).map_or_else(|| c.strategy.clone(), |w| w.title.to_owned());
+        let title = by_hand::of(&c.strategy).map_or_else(|| c.strategy.to_string(), |w| w.title.to_owned());
         h.leaf("span", &[("class", "soft")], &title);
         let gain = c
             .effect
@@ -245,11 +242,11 @@ pub(super) fn found(h: &mut Html, d: &Dossier) {
                     &format!(
                         "{} looked at; {} too young, too small or too idle.",
                         plural(
-                            s.workloads.iter().filter(|w| w.stage != "ignored").count() as u64,
+                            s.workloads.iter().filter(|w| w.stage != Stage::Ignored).count() as u64,
                             "workload"
                         ),
                         s.workloads_ignored as usize
-                            + s.workloads.iter().filter(|w| w.stage == "ignored").count()
+                            + s.workloads.iter().filter(|w| w.stage == Stage::Ignored).count()
                     ),
                 );
                 if !s.machine_refusals.is_empty() {
@@ -266,7 +263,7 @@ pub(super) fn found(h: &mut Html, d: &Dossier) {
                 for w in s
                     .workloads
                     .iter()
-                    .filter(|w| w.stage != "ignored")
+                    .filter(|w| w.stage != Stage::Ignored)
                     .take(WORKLOADS_MAX)
                 {
                     let explanation = d.explanations.iter().find(|e| e.workload.name == w.name);
@@ -406,7 +403,7 @@ fn curves(h: &mut Html, windows: &[&Window], d: &Dossier) {
     let trials: Vec<(f64, f64)> = d
         .experiments
         .iter()
-        .filter(|t| t.past.workload == name || t.past.others.iter().any(|o| o == name))
+        .filter(|t| *t.past.workload == *name || t.past.others.iter().any(|o| **o == *name))
         .map(|t| {
             let from = t.past.started_unix as f64;
             (from, (t.past.ended_unix as f64).max(from))

@@ -35,7 +35,7 @@ fn experiment(id: u64, name: &str, verdict: &str, blocks: usize) -> serde_json::
 
 fn dossier(name: &str) -> Dossier {
     let workload = json!({
-        "name": name, "kind": name, "program": name, "fingerprint": name, "pids": [1], "processes": 1, "age_s": 60.0,
+        "name": name, "kind": "unit", "program": name, "fingerprint": name, "pids": [1], "processes": 1, "age_s": 60.0,
         "cpus": 1.0, "resident_bytes": 1 << 30, "huge_bytes": 1 << 29, "stage": "improved", "summary": name,
         "meter": {"id": name, "unit": name, "rate": 1.0, "noise": 0.1, "cost": 0.0, "counted": 1.0, "objective": name,
             "objective_reason": name},

@@ -200,7 +200,7 @@ pub fn meter_list(l: &Listing, one: bool, look: &Look) -> String {
                     }
                     None => m.unit.clone(),
                 };
-                vec![m.id.clone(), m.class.clone(), remark]
+                vec![m.id.to_string(), m.class.to_string(), remark]
             })
             .collect();
         if rows.is_empty() {

@@ -17,11 +17,13 @@ pub use privileges::privileges;
 pub use text::{Look, bytes, effect, hours_or_less};
 
 use homeostat_daemon::api::{
-    Advice, Change, Experiment, Explanation, Outcome, Plan, Status, StoryLine, Workload, is_said_by,
+    Advice, Change, Experiment, ExperimentKind, Explanation, Outcome, Plan, Stage, Status, StoryLine,
+    Workload, is_said_by,
 };
+use homeostat_daemon::board::hangs_for;
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::report::Diagnosis;
-use homeostat_model::Nanoseconds;
+use homeostat_model::{Capability, CapabilityState, Nanoseconds};
 use std::fmt::Write as _;
 use text::{Tone, all_of, first_of, in_turns, lost_work, percent, plural, table, wrap};
 
@@ -47,7 +49,7 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         let _ = writeln!(out, "{}", look.paint(Tone::Warn, text));
     }
     let _ = writeln!(out, "version {}, process {}, on {}", s.version, s.pid, s.machine);
-    if let Some(age) = s.hangs_for() {
+    if let Some(age) = hangs_for(s) {
         let text = format!("The loop hangs: this state is {} s old.", age.as_secs());
         let _ = writeln!(out, "{}", look.paint(Tone::Bad, &text));
     }
@@ -142,7 +144,7 @@ fn changes(list: &[Change], look: &Look, out: &mut String) {
             let off = if c.on { "" } else { " (off for a probe)" };
             vec![
                 c.action.to_string(),
-                c.workload.clone(),
+                c.workload.to_string(),
                 c.effect.as_ref().map_or_else(|| "not measured".into(), effect),
                 format!("{}{off}; since {}; {}", c.text, look.ago(c.since_unix), c.guard),
             ]
@@ -179,7 +181,7 @@ pub fn experiment_line(e: &Experiment) -> String {
 
 /// What a running trial has cost so far; nothing of a placebo, which changes nothing.
 pub(crate) fn price(e: &Experiment) -> Option<String> {
-    (e.kind != "placebo").then(|| {
+    (e.kind != ExperimentKind::Placebo).then(|| {
         format!(
             "stood still {}, lost work {}, own CPU {}, added memory {}",
             hours_or_less(e.stalled_s),
@@ -196,7 +198,7 @@ fn experiments(list: &[Experiment], look: &Look, out: &mut String) {
     }
     heading("Being tried", look, out);
     for e in list {
-        let placebo = if e.kind == "placebo" {
+        let placebo = if e.kind == ExperimentKind::Placebo {
             " (placebo: changes nothing)"
         } else {
             ""
@@ -227,7 +229,7 @@ fn stage_tone(stage: &str) -> Tone {
 fn workload_rows<'a>(list: impl Iterator<Item = &'a Workload>, look: &Look) -> Vec<Vec<String>> {
     list.map(|w| {
         vec![
-            w.name.clone(),
+            w.name.to_string(),
             look.paint(stage_tone(&w.stage), w.stage_word()),
             format!("{:.2}", w.cpus),
             bytes(w.resident_bytes),
@@ -239,7 +241,7 @@ fn workload_rows<'a>(list: impl Iterator<Item = &'a Workload>, look: &Look) -> V
 
 fn workloads(s: &Status, all: bool, look: &Look, out: &mut String) {
     heading("Workloads", look, out);
-    let idle = |w: &&Workload| matches!(w.stage.as_str(), "declined" | "ignored");
+    let idle = |w: &&Workload| matches!(w.stage, Stage::Declined | Stage::Ignored);
     let shown = s.workloads.iter().filter(|w| all || !idle(w));
     let rows = workload_rows(shown, look);
     if rows.is_empty() {
@@ -529,17 +531,18 @@ pub fn diagnosis(d: &Diagnosis, look: &Look) -> String {
         .capabilities
         .iter()
         .map(|c| {
-            let tone = match c.state.as_str() {
-                "available" => Tone::Good,
-                "missing" => Tone::Bad,
-                _ => Tone::Warn,
+            let tone = match c.state {
+                CapabilityState::Available => Tone::Good,
+                CapabilityState::Missing => Tone::Bad,
+                CapabilityState::Limited => Tone::Warn,
             };
-            vec![c.id.clone(), look.paint(tone, &c.state), c.detail.clone()]
+            vec![c.id.to_string(), look.paint(tone, &c.state), c.detail.clone()]
         })
         .collect();
     heading("Sensors and effectors", look, &mut out);
     out.push_str(&table(&["NAME", "STATE", "SEEN"], &rows, look));
-    let lacking: Vec<_> = d.capabilities.iter().filter(|c| c.state != "available").collect();
+    let lacks = |c: &&Capability| c.state != CapabilityState::Available;
+    let lacking: Vec<_> = d.capabilities.iter().filter(lacks).collect();
     if !lacking.is_empty() {
         heading("What is lost, and what to do", look, &mut out);
         for c in lacking {

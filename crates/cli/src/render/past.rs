@@ -4,6 +4,7 @@ use super::text::{
     Look, all_of, bytes, count, effect, first_of, hours_or_less, lost_work, percent, plural, table, wrap,
 };
 use super::verdict_tone;
+use homeostat_daemon::api::ExperimentKind;
 use homeostat_daemon::report::{Past, PastExperiment};
 use std::fmt::Write as _;
 
@@ -21,10 +22,10 @@ pub fn past(p: &Past, look: &Look) -> String {
                 e.id.to_string(),
                 look.ago(e.started_unix) + " ago",
                 first_of(&e.workload, &e.others),
-                if e.kind == "placebo" {
+                if e.kind == ExperimentKind::Placebo {
                     "placebo".into()
                 } else {
-                    e.strategy.clone()
+                    e.strategy.to_string()
                 },
                 look.paint(verdict_tone(verdict), verdict),
                 e.effect.as_ref().map_or_else(String::new, effect),

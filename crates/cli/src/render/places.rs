@@ -2,8 +2,10 @@
 
 use super::heading;
 use super::text::{Look, Tone, bytes, percent, plural, table, wrap};
-use homeostat_daemon::places::{Cache, Locality, LogicalCpu, MemoryNode, Score, Topology, WorkloadPlaces};
+use homeostat_daemon::places::{Locality, Score, Topology, WorkloadPlaces};
+use homeostat_model::topology::last_level_caches;
 use homeostat_model::units::ranges;
+use homeostat_model::{Cache, CacheKind, CpuId, LogicalCpu, MemoryNode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -84,9 +86,9 @@ fn summary(t: &Topology) -> String {
         plural(t.nodes.len() as u64, "memory node"),
         memory,
     );
-    let last = last_level_caches(t);
+    let last = last_level_caches(&t.caches);
     if !last.is_empty() {
-        let sizes: BTreeSet<u64> = last.iter().map(|c| c.size_bytes).collect();
+        let sizes: BTreeSet<u64> = last.iter().map(|c| c.size_bytes.0).collect();
         let size = match sizes.iter().copied().collect::<Vec<_>>().as_slice() {
             [0] => String::new(),
             [one] => format!(" of {}", bytes(*one)),
@@ -99,8 +101,8 @@ fn summary(t: &Topology) -> String {
         let _ = write!(text, "; {}{size}", plural(last.len() as u64, "last-level cache"));
     }
     let those = |is: fn(&LogicalCpu) -> bool| t.cpus.iter().filter(|c| is(c)).map(|c| c.id).collect();
-    let set_aside: Vec<u32> = those(|c| c.isolated || c.tickless || c.partitioned);
-    let rows: [(&str, Vec<u32>); 4] = [
+    let set_aside: Vec<CpuId> = those(|c| c.isolated || c.tickless || c.partitioned);
+    let rows: [(&str, Vec<CpuId>); 4] = [
         ("isolated", those(|c| c.isolated)),
         ("without the timer tick", those(|c| c.tickless)),
         ("in a partition of cpusets", those(|c| c.partitioned)),
@@ -117,30 +119,14 @@ fn summary(t: &Topology) -> String {
     text
 }
 
-/// The last-level caches of data; a CPU without one of the highest level has the largest that it has.
-fn last_level_caches(t: &Topology) -> Vec<&Cache> {
-    let mut by_level: Vec<&Cache> = t.caches.iter().filter(|c| c.kind != "instruction").collect();
-    by_level.sort_by_key(|c| std::cmp::Reverse(c.level));
-    let mut seen: BTreeSet<u32> = BTreeSet::new();
-    let mut found: Vec<&Cache> = Vec::new();
-    for cache in by_level {
-        if cache.cpus.iter().any(|cpu| !seen.contains(cpu)) {
-            seen.extend(cache.cpus.iter().copied());
-            found.push(cache);
-        }
-    }
-    found.sort_by_key(|c| c.cpus.first().copied());
-    found
-}
-
 fn cache_name(cache: &Cache) -> String {
-    let kind = match cache.kind.as_str() {
-        "data" => "d",
-        "instruction" => "i",
-        _ => "",
+    let kind = match cache.kind {
+        CacheKind::Data => "d",
+        CacheKind::Instruction => "i",
+        CacheKind::Unified => "",
     };
-    let size = if cache.size_bytes > 0 {
-        format!(" {}", bytes(cache.size_bytes))
+    let size = if cache.size_bytes.0 > 0 {
+        format!(" {}", bytes(cache.size_bytes.0))
     } else {
         String::new()
     };
@@ -153,10 +139,9 @@ fn of_node(t: &Topology, node: &MemoryNode, indent: &str, look: &Look, out: &mut
     } else {
         format!("CPUs {}", ranges(node.cpus.iter().copied()))
     };
-    let memory = if node.memory_bytes == 0 {
-        "no memory".to_owned()
-    } else {
-        format!("{} ({} free)", bytes(node.memory_bytes), bytes(node.free_bytes))
+    let memory = match node.memory_bytes.0 {
+        0 => "no memory".to_owned(),
+        all => format!("{} ({} free)", bytes(all), bytes(node.free_bytes.0)),
     };
     let tier = node
         .tier
@@ -171,7 +156,7 @@ fn of_node(t: &Topology, node: &MemoryNode, indent: &str, look: &Look, out: &mut
             out,
             "{indent}  memory-side cache L{}: {}, {}, {}",
             cache.level,
-            bytes(cache.size_bytes),
+            bytes(cache.size_bytes.0),
             if cache.direct_mapped {
                 "direct-mapped"
             } else {
@@ -189,10 +174,10 @@ fn of_node(t: &Topology, node: &MemoryNode, indent: &str, look: &Look, out: &mut
     for package in packages {
         let _ = writeln!(out, "{indent}  package {package}");
         let inside: Vec<&LogicalCpu> = here.iter().copied().filter(|c| c.package == package).collect();
-        let ids: BTreeSet<u32> = inside.iter().map(|c| c.id).collect();
+        let ids: BTreeSet<CpuId> = inside.iter().map(|c| c.id).collect();
         let mut left = ids.clone();
-        for cache in last_level_caches(t) {
-            let shared: BTreeSet<u32> = cache.cpus.iter().copied().filter(|c| left.contains(c)).collect();
+        for cache in last_level_caches(&t.caches) {
+            let shared: BTreeSet<CpuId> = cache.cpus.iter().copied().filter(|c| left.contains(c)).collect();
             if shared.is_empty() {
                 continue;
             }
@@ -249,7 +234,7 @@ fn cores(t: &Topology, members: &[&LogicalCpu], below: u32, indent: &str, look: 
             .iter()
             .filter(|c| c.level < below && c.cpus.contains(&first.id))
             .collect();
-        own.sort_by_key(|c| (std::cmp::Reverse(c.level), c.kind.clone()));
+        own.sort_by_key(|c| (std::cmp::Reverse(c.level), c.kind.as_str()));
         for cache in own {
             let shared: BTreeSet<u32> = t
                 .cpus

@@ -4,8 +4,8 @@ use super::*;
 use homeostat_daemon::api::{Switch, find_workload};
 use homeostat_daemon::report::{Capability, StrategyState};
 use homeostat_engine::view::{
-    BudgetView, CalibrationView, ChangeView, DecisionView, ExperimentView, KeptSmallView, MeterView,
-    OutcomeView, ProposalView, Stage, View, WorkloadView,
+    Budget, Calibration, Change, Decision, Experiment, KeptSmall, Meter, Outcome, Proposal, Stage, Status,
+    Workload,
 };
 use homeostat_model::{
     ActionId, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterClass, Verdict, WorkloadKind,
@@ -21,9 +21,9 @@ fn look() -> Look {
     }
 }
 
-fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> WorkloadView {
-    WorkloadView {
-        id: id.into(),
+fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> Workload {
+    Workload {
+        name: id.into(),
         kind: WorkloadKind::Unit,
         program: program.into(),
         fingerprint: format!("unit {id}"),
@@ -44,7 +44,7 @@ fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> WorkloadVie
     }
 }
 
-fn view() -> View {
+fn view() -> Status {
     let gain = Effect {
         estimate: 0.142,
         lower: 0.11,
@@ -63,14 +63,14 @@ fn view() -> View {
         Stage::Improved,
         "large pages keep +14.2 %",
     );
-    redis.meter = Some(MeterView {
+    redis.meter = Some(Meter {
         id: "redis:commands".into(),
         unit: "command".into(),
         rate: 61_250.0,
         noise: 0.021,
         cost: 0.0,
         counted: 1.0,
-        lag: Nanoseconds::ZERO,
+        lag_s: 0.0,
         objective: "work per second".into(),
         objective_reason: "it uses all the CPU it can get".into(),
     });
@@ -93,19 +93,19 @@ fn view() -> View {
         },
     ];
     redis.decisions = vec![
-        DecisionView {
-            unix_seconds: NOW - 900,
+        Decision {
+            at_unix: NOW - 900,
             stage: Stage::Considered,
             text: "uses 0.93 CPUs and 1.50 GiB".into(),
         },
-        DecisionView {
-            unix_seconds: NOW - 300,
+        Decision {
+            at_unix: NOW - 300,
             stage: Stage::Improved,
             text: "accepted: +14.2 %".into(),
         },
     ];
     let mut java = workload("shop.service", "java", Stage::Proposed, "waits for its turn");
-    java.proposal = Some(ProposalView {
+    java.proposal = Some(Proposal {
         id: "large_pages/shop.service".into(),
         strategy: "large_pages".into(),
         hypothesis: "convert 700 pieces (1.37 GiB, 94 % resident) to 2 MiB pages".into(),
@@ -114,16 +114,20 @@ fn view() -> View {
             lower: 0.02,
             upper: 0.2,
             confidence: 0.8,
-        },
+        }
+        .into(),
         risk: "stalls of at most 0.4 ms each, 1.9 s in all; 2.0 MiB of memory".into(),
         design: "switchback, blocks of 2 s washout and 6 s measurement, at most 60 min".into(),
     });
-    View {
-        unix_seconds: NOW,
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: 4242,
+        at_unix: NOW,
+        notes: vec!["memory is not locked".into()],
         mode: "act".into(),
         paused: false,
         machine: "2 CPUs, 23.54 GiB, Linux 6.18.0".into(),
-        host: homeostat_engine::view::HostView::default(),
+        host: homeostat_engine::view::Host::default(),
         machine_refusals: vec![],
         workloads: vec![
             redis,
@@ -142,7 +146,7 @@ fn view() -> View {
             ),
         ],
         workloads_ignored: 12,
-        experiments: vec![ExperimentView {
+        experiments: vec![Experiment {
             id: ExperimentId(8),
             kind: ExperimentKind::Switchback,
             strategy: "large_pages".into(),
@@ -155,35 +159,35 @@ fn view() -> View {
             on: true,
             washout_s: 2.0,
             measured_s: 4.0,
-            effect: Some(open),
+            effect: Some(open.into()),
             evidence: 3.2,
             evidence_needed: 1000.0,
             elapsed_s: 36.0,
             budget_s: 3600.0,
             stalled_s: 13.8,
             bloat_bytes: 0,
-            harm_exposure: 1484.0,
+            lost_work_s: 14.84,
             own_cpu_s: 1.2,
         }],
-        in_force: vec![ChangeView {
+        in_force: vec![Change {
             action: ActionId(17),
             strategy: "large_pages".into(),
             workload: "redis-server.service".into(),
             text: "700 pieces in large pages".into(),
-            effect: Some(gain),
+            effect: Some(gain.into()),
             since_unix: NOW - 7200,
             guard: "probation 3 of 30".into(),
             on: true,
         }],
-        outcomes: vec![OutcomeView {
+        outcomes: vec![Outcome {
             id: ExperimentId(7),
             workload: "redis-server.service".into(),
             others: Vec::new(),
             strategy: "large_pages".into(),
             verdict: Verdict::Accepted,
-            effect: Some(gain),
+            effect: Some(gain.into()),
             blocks: 22,
-            unix_seconds: NOW - 7300,
+            ended_unix: NOW - 7300,
             reason: "evidence 1240 of 1000 after 22 blocks".into(),
         }],
         advice: vec![homeostat_model::Advice {
@@ -195,13 +199,13 @@ fn view() -> View {
             risk: "a restart".into(),
             setting: None,
         }],
-        budget: BudgetView {
+        budget: Budget {
             own_cpu: 0.0007,
             own_resident_bytes: 11 << 20,
             own_faults_minor: 312,
             own_faults_major: 0,
             own_waited_s: 1.5,
-            kept_small: KeptSmallView {
+            kept_small: KeptSmall {
                 readers: 1,
                 looks: 41_203,
                 above: 2_310,
@@ -215,13 +219,14 @@ fn view() -> View {
             stalled_s: 0.21,
             bloat_bytes: 2 << 20,
         },
-        calibration: CalibrationView {
+        calibration: Calibration {
             placebos: 31,
             false_accepts: 1,
             tries: 9,
             accepts: 4,
             alpha_next: 0.0049,
         },
+        ..Status::default()
     }
 }
 
@@ -239,7 +244,7 @@ fn switch(on: bool) -> Switch {
 fn status_tells_the_state_at_a_glance() {
     let status = Status {
         switch: Some(switch(true)),
-        ..Status::new(&view(), 4242, &["memory is not locked".into()])
+        ..view()
     };
     insta::assert_snapshot!("status", super::status(&status, false, &look()));
     insta::assert_snapshot!(
@@ -250,14 +255,13 @@ fn status_tells_the_state_at_a_glance() {
 
 #[test]
 fn status_of_a_quiet_machine_is_short() {
-    let quiet = View {
+    let quiet = Status {
         machine: "1 CPU".into(),
         mode: "advise-only".into(),
-        ..View::default()
-    };
-    let quiet = Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: 1,
         switch: Some(switch(false)),
-        ..Status::new(&quiet, 1, &[])
+        ..Status::default()
     };
     insta::assert_snapshot!("status_quiet", super::status(&quiet, false, &look()));
 }
@@ -331,14 +335,14 @@ fn doctor_tells_what_is_missing_and_what_to_do() {
         capabilities: vec![
             Capability {
                 id: "perf.hardware".into(),
-                state: "missing".into(),
+                state: CapabilityState::Missing,
                 detail: "no PMU: perf_event_open says ENOENT".into(),
                 cost_of_absence: "instructions per cycle are not known".into(),
                 remedy: "give the virtual machine a PMU".into(),
             },
             Capability {
                 id: "process_madvise.collapse".into(),
-                state: "available".into(),
+                state: CapabilityState::Available,
                 detail: "tried on 2 MiB of our own memory: 0.3 ms".into(),
                 cost_of_absence: String::new(),
                 remedy: String::new(),
@@ -381,8 +385,8 @@ fn the_past_is_listed_and_shown_block_by_block() {
         }
     };
     let one = homeostat_daemon::report::PastExperiment {
-        id: 7,
-        kind: "switchback".into(),
+        id: ExperimentId(7),
+        kind: ExperimentKind::Switchback,
         strategy: "large_pages".into(),
         workload: "redis-server.service".into(),
         fingerprint: "unit redis-server.service".into(),
@@ -404,7 +408,7 @@ fn the_past_is_listed_and_shown_block_by_block() {
         measured_s: 6.0,
         started_unix: NOW - 7500,
         ended_unix: NOW - 7300,
-        verdict: Some("accepted".into()),
+        verdict: Some(Verdict::Accepted),
         reason: "evidence 1240 of 1000 after 22 blocks".into(),
         effect: Some(
             Effect {
@@ -457,7 +461,7 @@ fn the_past_is_listed_and_shown_block_by_block() {
     };
     insta::assert_snapshot!("experiment", experiment(&one, &look()));
     let unfinished = homeostat_daemon::report::PastExperiment {
-        id: 8,
+        id: ExperimentId(8),
         verdict: None,
         effect: None,
         reason: String::new(),
@@ -527,7 +531,7 @@ fn topologies_read_like_trees() {
 
 fn places() -> homeostat_daemon::places::Locality {
     use homeostat_daemon::places::{
-        Balancing, Dispatches, Locality, MemoryPlace, NodePlaces, RunningPlace, Score, WorkloadPlaces,
+        Dispatches, Locality, MemoryPlace, NodePlaces, RunningPlace, Score, WorkloadPlaces,
     };
     const GIB: u64 = 1 << 30;
     let node = |id: u32, cpus: &str, busy: f64| NodePlaces {
@@ -625,7 +629,7 @@ fn places() -> homeostat_daemon::places::Locality {
         at_unix: NOW,
         interval_s: 2.0,
         nodes: vec![node(0, "0-7", 3.1), node(1, "8-15", 0.95)],
-        balancing: Some(Balancing {
+        balancing: Some(homeostat_daemon::places::HostBalancing {
             hint_faults: 1000,
             hint_faults_local: 640,
             pages_migrated: 200,

@@ -1,6 +1,6 @@
 //! Words, numbers and tables.
 
-use homeostat_daemon::api::{Effect, Meter};
+use homeostat_daemon::api::{Effect, Meter, WorkloadId};
 use std::fmt::Write as _;
 
 /// How to render.
@@ -118,19 +118,19 @@ pub(crate) fn plural(n: u64, word: &str) -> String {
 }
 
 /// The workloads of a trial, all named: `a`, `a and b as one change`.
-pub(crate) fn all_of(first: &str, others: &[String]) -> String {
+pub(crate) fn all_of(first: &str, others: &[WorkloadId]) -> String {
     match others.split_last() {
         None => first.to_owned(),
         Some((last, between)) => {
-            let mut names = vec![first.to_owned()];
-            names.extend_from_slice(between);
+            let mut names = vec![first];
+            names.extend(between.iter().map(|name| &**name));
             format!("{} and {last} as one change", names.join(", "))
         }
     }
 }
 
 /// The workloads of a trial where there is little room: `a`, `a (+2)`.
-pub(crate) fn first_of(first: &str, others: &[String]) -> String {
+pub(crate) fn first_of(first: &str, others: &[WorkloadId]) -> String {
     match others.len() {
         0 => first.to_owned(),
         n => format!("{first} (+{n})"),

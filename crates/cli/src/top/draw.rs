@@ -7,7 +7,7 @@ use crate::render::text::{
     all_of, count, effect, first_of, hours_or_less, in_turns, lost_work, percent, plural, wrap,
 };
 use crate::render::{bytes, experiment_line, price};
-use homeostat_daemon::api::{Experiment, Status, StoryLine, TrialBlock, Workload};
+use homeostat_daemon::api::{Experiment, ExperimentKind, Status, StoryLine, TrialBlock, Workload};
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::printable;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -203,7 +203,7 @@ fn title(canvas: &mut Canvas<'_>, area: Rect, model: &Model) {
         .map_or_else(String::new, |m| time_of_day(m.at_unix));
     let place = match (model.origin(), model.place()) {
         (_, _) if model.trouble().is_some() => "no answer".to_owned(),
-        (Origin::Daemon, None) => match model.status().and_then(Status::hangs_for) {
+        (Origin::Daemon, None) => match model.status().and_then(homeostat_daemon::board::hangs_for) {
             Some(age) => format!("loop hangs, {} s old", age.as_secs()),
             None => "live".to_owned(),
         },
@@ -597,7 +597,7 @@ fn block_sign(b: &TrialBlock, look: Look) -> Piece {
 
 /// A trial in five lines.
 fn trial_rows(e: &Experiment, width: usize, look: Look) -> Vec<Row> {
-    let placebo = if e.kind == "placebo" {
+    let placebo = if e.kind == ExperimentKind::Placebo {
         " (placebo, changes nothing)"
     } else {
         ""

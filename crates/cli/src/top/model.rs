@@ -1,7 +1,7 @@
 //! What `homeostat top` knows and where its reader is: moments in time, a place among them, a selection. It draws nothing
 //! and reads nothing, so that the living daemon and a recording are watched by the same rules.
 
-use homeostat_daemon::api::{Experiment, Status, StoryLine, Workload};
+use homeostat_daemon::api::{Experiment, ExperimentKind, Stage, Status, StoryLine, Workload};
 use std::sync::Arc;
 
 /// Moments that are kept; when there are more, every second one goes and the next come half as often.
@@ -268,7 +268,7 @@ impl Model {
     fn shift(&mut self, by: i32) {
         match self.page {
             Page::Overview => {
-                let names: Vec<String> = self.workloads().iter().map(|w| w.name.clone()).collect();
+                let names: Vec<String> = self.workloads().iter().map(|w| w.name.to_string()).collect();
                 let at = self
                     .selected
                     .as_ref()
@@ -317,7 +317,7 @@ impl Model {
     pub fn workloads(&self) -> Vec<&Workload> {
         let mut list: Vec<&Workload> = self
             .status()
-            .map(|s| s.workloads.iter().filter(|w| w.stage != "ignored").collect())
+            .map(|s| s.workloads.iter().filter(|w| w.stage != Stage::Ignored).collect())
             .unwrap_or_default();
         // Sorted by what is going on, and within that as the daemon sorts: by load.
         list.sort_by_key(|w| match w.stage.as_str() {
@@ -332,7 +332,7 @@ impl Model {
     /// The selected workload.
     pub fn workload(&self) -> Option<&Workload> {
         let name = self.selected.as_deref()?;
-        self.status()?.workloads.iter().find(|w| w.name == name)
+        self.status()?.workloads.iter().find(|w| *w.name == *name)
     }
 
     /// The trials that run, real ones first.
@@ -341,7 +341,7 @@ impl Model {
             .status()
             .map(|s| s.experiments.iter().collect())
             .unwrap_or_default();
-        list.sort_by_key(|e| e.kind == "placebo");
+        list.sort_by_key(|e| e.kind == ExperimentKind::Placebo);
         list
     }
 

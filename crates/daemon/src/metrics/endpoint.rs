@@ -7,7 +7,6 @@
 //! names another host is refused: a web page in somebody's browser could otherwise have its own name point here.
 
 use super::render;
-use crate::api::Status;
 use crate::board::Board;
 use std::io::{ErrorKind, Read, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -140,10 +139,7 @@ fn answer(mut stream: TcpStream, board: &Board) -> std::io::Result<()> {
     stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
     let request = read_request(&mut stream)?;
     let (code, content_type, body) = match judge(&request) {
-        Ok(()) => {
-            let status = Status::latest(board);
-            ("200 OK", CONTENT_TYPE, render(&status))
-        }
+        Ok(()) => ("200 OK", CONTENT_TYPE, render(&board.status())),
         Err(refusal) => (refusal, "text/plain", format!("{refusal}\n")),
     };
     let head = format!(

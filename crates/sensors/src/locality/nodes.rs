@@ -9,6 +9,7 @@ use crate::topology::NodeAmounts;
 use homeostat_kernel::bytes::{lines, number, words};
 use homeostat_kernel::{Root, files};
 use homeostat_model::{Nanoseconds, NodeId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// One node in one interval.
@@ -27,7 +28,7 @@ pub struct NodeActivity {
 }
 
 /// What automatic NUMA balancing did on the host in one interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostBalancing {
     /// Faults taken to find out who uses a page.
     pub hint_faults: u64,

@@ -9,7 +9,7 @@ use super::{LEVEL, LOOK_EVERY, Show, Stage, VERDICT_UNTIL, interrupted, start_da
 use crate::Context;
 use crate::failure::{Failure, Kind};
 use crate::render::{self, effect};
-use homeostat_daemon::api::{Effect, Status};
+use homeostat_daemon::api::{self, Effect, Status};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -252,7 +252,7 @@ impl Play {
                 .workloads
                 .iter()
                 .find(|w| w.pids.contains(&i64::from(self.worker.pid())));
-            if found.is_some_and(|w| !matches!(w.stage.as_str(), "ignored" | "considered")) {
+            if found.is_some_and(|w| w.stage > api::Stage::Considered) {
                 return Ok(None);
             }
             if begin.elapsed() > METER_PATIENCE {
@@ -321,8 +321,7 @@ impl Play {
                 .workloads
                 .iter()
                 .find(|w| w.pids.contains(&i64::from(self.worker.pid())))
-                .map(|w| w.name.clone())
-                .unwrap_or_default();
+                .map_or_else(String::new, |w| w.name.to_string());
             let (_, limit) = self.place_of_reader();
             let is_contained = limit.is_some();
             if is_contained != was_contained {
@@ -362,7 +361,7 @@ impl Play {
                 let trial = status
                     .experiments
                     .iter()
-                    .find(|e| e.workload == name)
+                    .find(|e| *e.workload == *name)
                     .map_or_else(String::new, |e| format!("; {}", render::experiment_line(e)));
                 let line = format!(
                     "   {:>5.0} s  worker {:>8}/s  reader {:>5.0} MiB/s  {}{trial}",
@@ -377,15 +376,15 @@ impl Play {
                     stage.say(&line);
                 }
             }
-            if let Some(e) = status.experiments.iter().find(|e| e.workload == name) {
+            if let Some(e) = status.experiments.iter().find(|e| *e.workload == *name) {
                 summary.blocks = e.blocks;
             }
             if let Some(outcome) = status
                 .outcomes
                 .iter()
-                .find(|o| o.workload == name && o.strategy == "file_cache")
+                .find(|o| *o.workload == *name && o.strategy.as_str() == "file_cache")
             {
-                summary.verdict.clone_from(&outcome.verdict);
+                summary.verdict = outcome.verdict.to_string();
                 summary.reason.clone_from(&outcome.reason);
                 summary.effect.clone_from(&outcome.effect);
                 // The last block ends with the verdict: no look has seen it as a trial.
@@ -393,7 +392,7 @@ impl Play {
                 break name;
             }
             if begin.elapsed() > VERDICT_UNTIL {
-                let found = status.workloads.iter().find(|w| w.name == name);
+                let found = status.workloads.iter().find(|w| *w.name == *name);
                 summary.reason = found.map_or_else(String::new, |w| w.summary.clone());
                 stage.say(&format!(
                     "   no verdict after {} s; {}",

@@ -2,8 +2,10 @@ use super::*;
 use crate::top::cells::Cell;
 use crate::top::model::Wish;
 use homeostat_daemon::api::{
-    Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Switch, Workload,
+    Advice, Budget, Calibration, Change, Effect, Host, KeptSmall, Meter, Outcome, Proposal, Stage, Switch,
+    Verdict, Workload,
 };
+use homeostat_model::{ActionId, ExperimentId, WorkloadKind};
 
 const LOOK: Look = Look {
     color: true,
@@ -22,8 +24,8 @@ fn effect_of(estimate: f64, lower: f64, upper: f64) -> Effect {
 
 fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
     Workload {
-        name: name.to_owned(),
-        kind: "unit".into(),
+        name: name.into(),
+        kind: WorkloadKind::Unit,
         program: name.to_owned(),
         fingerprint: "f".into(),
         owner: "machine".into(),
@@ -33,7 +35,7 @@ fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
         cpus,
         resident_bytes: 512 << 20,
         huge_bytes: Some(128 << 20),
-        stage: stage.to_owned(),
+        stage: Stage::of(stage).unwrap(),
         undone: false,
         summary: format!("what is said of {name}"),
         meter: Some(Meter {
@@ -47,6 +49,8 @@ fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
             objective: "work per second".into(),
             objective_reason: "the load is saturated".into(),
         }),
+        meters: Vec::new(),
+        decisions: Vec::new(),
         proposal: (stage == "proposed").then(|| Proposal {
             id: "large_pages/x".into(),
             strategy: "large_pages".into(),
@@ -103,10 +107,10 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         ],
         workloads_ignored: 12,
         experiments: vec![Experiment {
-            id: 8,
-            kind: "switchback".into(),
+            id: ExperimentId(8),
+            kind: ExperimentKind::Switchback,
             strategy: "large_pages".into(),
-            workload: name.to_owned(),
+            workload: name.into(),
             others: Vec::new(),
             phase: "measuring".into(),
             prepared: 1.0,
@@ -126,7 +130,7 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             own_cpu_s: 1.2,
         }],
         in_force: vec![Change {
-            action: 17,
+            action: ActionId(17),
             strategy: "large_pages".into(),
             workload: "redis-server.service".into(),
             text: "700 pieces".into(),
@@ -136,11 +140,11 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             on: true,
         }],
         outcomes: vec![Outcome {
-            id: 7,
+            id: ExperimentId(7),
             workload: "redis-server.service".into(),
             others: Vec::new(),
             strategy: "large_pages".into(),
-            verdict: "accepted".into(),
+            verdict: Verdict::Accepted,
             effect: Some(effect_of(0.142, 0.125, 0.16)),
             blocks: 16,
             ended_unix: at_unix - 100,
@@ -148,7 +152,7 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         }],
         advice: vec![Advice {
             id: "x".into(),
-            workload: Some(name.to_owned()),
+            workload: Some(name.into()),
             finding: "found".into(),
             remedy: "do it".into(),
             risk: "little".into(),

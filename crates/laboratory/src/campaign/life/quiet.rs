@@ -127,7 +127,7 @@ impl<S: Subject> Run<S> {
         // What people are shown must be numbers: NaN becomes null in JSON and cannot be read back.
         let sane = serde_json::to_string(&view)
             .ok()
-            .and_then(|text| serde_json::from_str::<homeostat_engine::View>(&text).ok());
+            .and_then(|text| serde_json::from_str::<homeostat_engine::Status>(&text).ok());
         if sane.is_none() {
             self.report(
                 Invariant::Liveness,
