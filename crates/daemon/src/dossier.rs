@@ -9,7 +9,8 @@ use crate::wiring::{PastError, open_past};
 use homeostat_engine::retrace::retrace;
 use homeostat_model::{ActionId, Bytes, ExperimentRecord, Verdict, WorkloadId};
 use homeostat_store::History;
-use homeostat_store::history::{DecisionRecord, ExperimentFilter, Filter, WindowRecord};
+pub use homeostat_store::history::DecisionRecord;
+use homeostat_store::history::{self, ExperimentFilter, Filter};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -38,7 +39,7 @@ pub struct Dossier {
     /// Windows of observation, oldest first.
     pub windows: Vec<Window>,
     /// Decisions, oldest first.
-    pub decisions: Vec<Told>,
+    pub decisions: Vec<DecisionRecord>,
     /// What could not be read, and why.
     pub notes: Vec<String>,
 }
@@ -101,19 +102,6 @@ pub struct Window {
     pub huge_bytes: Option<u64>,
 }
 
-/// A decision of the past.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    /// When.
-    pub at_unix: u64,
-    /// About which workload; absent = the host.
-    pub workload: Option<String>,
-    /// Stage after it.
-    pub stage: String,
-    /// The sentence with its numbers.
-    pub text: String,
-}
-
 impl Dossier {
     /// One without any past or present.
     pub fn empty(at_unix: u64) -> Self {
@@ -159,7 +147,7 @@ impl Dossier {
             ..Filter::default()
         })?;
         decisions.reverse();
-        self.decisions = decisions.into_iter().map(Into::into).collect();
+        self.decisions = decisions;
         Ok(())
     }
 }
@@ -189,13 +177,14 @@ fn tried(record: &ExperimentRecord, policy: &homeostat_engine::Policy) -> Tried 
     }
 }
 
-impl From<&WindowRecord> for Window {
-    fn from(w: &WindowRecord) -> Self {
+impl From<&history::Window> for Window {
+    fn from(w: &history::Window) -> Self {
+        let (started_unix, w) = (w.started_unix, &w.seen);
         let seconds = w.length.as_secs_f64();
         let per_second = |x: f64| if seconds > 0.0 { x / seconds } else { 0.0 };
         Self {
             workload: w.workload.to_string(),
-            started_unix: w.started_unix,
+            started_unix,
             length_s: seconds,
             meter: w.meter.as_ref().map(ToString::to_string),
             rate: Some(per_second(w.work)).filter(|r| r.is_finite() && w.meter.is_some()),
@@ -203,17 +192,6 @@ impl From<&WindowRecord> for Window {
             waited: per_second(w.runqueue_wait.as_secs_f64()),
             resident_bytes: w.resident.0,
             huge_bytes: w.huge.map(|Bytes(b)| b),
-        }
-    }
-}
-
-impl From<DecisionRecord> for Told {
-    fn from(d: DecisionRecord) -> Self {
-        Self {
-            at_unix: d.at_unix,
-            workload: d.workload.map(|w| w.to_string()),
-            stage: d.stage,
-            text: d.sentence,
         }
     }
 }

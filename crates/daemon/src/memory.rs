@@ -8,8 +8,10 @@ use homeostat_kernel::{Root, files};
 use homeostat_linux::LinuxPlatform;
 use homeostat_model::{Bytes, Nanoseconds, Paging, Snapshot, WorkloadId, WorkloadSample};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
+pub use homeostat_sensors::group_memory::Full;
 use homeostat_sensors::group_memory::{GroupCounts, GroupMemory};
 use homeostat_sensors::grouping::is_own_group;
+pub use homeostat_sensors::paging::MemoryUse;
 use homeostat_sensors::{group_memory, paging, topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -57,38 +59,9 @@ pub struct Memory {
     pub verdict: String,
     /// Why, with numbers.
     pub why: Vec<String>,
-    /// All memory.
-    pub total_bytes: u64,
-    /// Used for nothing.
-    pub free_bytes: u64,
-    /// What could be had without swapping, by the kernel's estimate.
-    pub available_bytes: u64,
-    /// Memory of programs that no file backs.
-    pub anonymous_bytes: u64,
-    /// Pages of files.
-    pub file_bytes: u64,
-    /// … of which used lately.
-    pub file_active_bytes: u64,
-    /// … and not: what goes first.
-    pub file_inactive_bytes: u64,
-    /// Pages mapped by programs.
-    pub mapped_bytes: u64,
-    /// Shared memory, and files in memory.
-    pub shared_bytes: u64,
-    /// The kernel's own that it can give back.
-    pub kernel_reclaimable_bytes: u64,
-    /// Pages that wait to be written.
-    pub unwritten_bytes: u64,
-    /// Swap in all.
-    pub swap_total_bytes: u64,
-    /// Swap in use.
-    pub swap_used_bytes: u64,
-    /// Memory that programs were promised, whether they use it yet or not.
-    #[serde(default)]
-    pub committed_bytes: u64,
-    /// What may be promised where the kernel promises no more than it has (`vm.overcommit_memory` = 2).
-    #[serde(default)]
-    pub commit_limit_bytes: u64,
+    /// What it is used for.
+    #[serde(flatten)]
+    pub used: MemoryUse,
     /// Share of the time in which at least one program stood still for memory; `null` without PSI.
     pub stalled_some: Option<f64>,
     /// Share of the time in which all did.
@@ -257,16 +230,7 @@ pub struct Group {
     pub limit_bytes: Option<u64>,
     /// Of this group and those above it the nearest that uses all that its limit allows; `null` where none does.
     #[serde(default)]
-    pub full: Option<FullGroup>,
-}
-
-/// A control group that is full: what is brought into it is taken from what is in it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FullGroup {
-    /// Its directory.
-    pub path: String,
-    /// Its limit.
-    pub limit_bytes: u64,
+    pub full: Option<Full>,
 }
 
 /// Watches for so long and tells what was seen. Changes nothing. As root it sees what every workload reads, else only those
@@ -323,11 +287,11 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
             .then(b.resident_bytes.cmp(&a.resident_bytes))
             .then_with(|| a.name.cmp(&b.name))
     });
-    let pushed_out = pushed_out(&rates, used.total.0, &workloads);
+    let pushed_out = pushed_out(&rates, used.total_bytes.0, &workloads);
     let left_out = workloads.len().saturating_sub(most);
     workloads.truncate(most);
     let stands_still = !root.is_live() && topology::uptime(&root) == uptime;
-    let (verdict, why) = if used.total.0 == 0 {
+    let (verdict, why) = if used.total_bytes.0 == 0 {
         ("unknown", vec!["/proc/meminfo tells no memory at all".into()])
     } else if stands_still {
         let why = "this is the image of a machine: its counters stand still";
@@ -340,21 +304,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         interval_s: seconds,
         verdict: verdict.into(),
         why,
-        total_bytes: used.total.0,
-        free_bytes: used.free.0,
-        available_bytes: used.available.0,
-        anonymous_bytes: used.anonymous.0,
-        file_bytes: used.file.0,
-        file_active_bytes: used.file_active.0,
-        file_inactive_bytes: used.file_inactive.0,
-        mapped_bytes: used.mapped.0,
-        shared_bytes: used.shared.0,
-        kernel_reclaimable_bytes: used.kernel_reclaimable.0,
-        unwritten_bytes: used.unwritten.0,
-        swap_total_bytes: used.swap_total.0,
-        swap_used_bytes: used.swap_used.0,
-        committed_bytes: used.committed.0,
-        commit_limit_bytes: used.commit_limit.0,
+        used,
         stalled_some,
         stalled_full: share(snapshot.machine.pressure_memory.full),
         rates,
@@ -425,10 +375,7 @@ fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group
         stalled_some: stalled.map(|s| s.0),
         stalled_full: stalled.map(|s| s.1),
         limit_bytes: now.limit.map(|limit| limit.0),
-        full: now.full.as_ref().map(|full| FullGroup {
-            path: full.path.clone(),
-            limit_bytes: full.limit.0,
-        }),
+        full: now.full.clone(),
     }
 }
 
@@ -489,7 +436,7 @@ fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<Pu
             name: loser.name.clone(),
             faults_major_per_s: loser.faults_major_per_s,
             refaults_per_s: refaults,
-            within_bytes: within.as_ref().map_or(total, |group| group.limit_bytes),
+            within_bytes: within.as_ref().map_or(total, |group| group.limit_bytes.0),
             within: within.map(|group| group.path),
             by,
         })
@@ -685,7 +632,6 @@ fn judge_machine(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homeostat_sensors::group_memory::Full;
 
     fn quiet() -> Rates {
         rates(&Paging::default(), 1.0)
@@ -762,7 +708,7 @@ mod tests {
             stalled: None,
             full: full.map(|path| Full {
                 path: path.into(),
-                limit: Bytes(256),
+                limit_bytes: Bytes(256),
             }),
         };
         w.group = Some(Group {

@@ -10,7 +10,7 @@ use homeostat_model::units::ranges;
 use homeostat_model::{
     self as model, CpuId, LlcId, Machine, Nanoseconds, NodeId, Places, Workload, WorkloadId, WorkloadSample,
 };
-use homeostat_model::{Cache, Device, LogicalCpu, MemoryNode, MemoryTier};
+use homeostat_model::{Cache, Device, LogicalCpu, MemoryByKind, MemoryNode, MemoryTier, Redispatches};
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
 pub use homeostat_sensors::locality::nodes::HostBalancing;
 use homeostat_sensors::locality::nodes::{NodeActivity, NodeWatch};
@@ -215,17 +215,10 @@ pub struct RunningPlace {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryPlace {
     /// The node.
-    pub node: u32,
-    /// Private memory without a file.
-    pub anonymous_bytes: u64,
-    /// Shared memory.
-    pub shared_bytes: u64,
-    /// Mapped files.
-    pub file_bytes: u64,
-    /// Reserved huge pages.
-    pub hugetlb_bytes: u64,
-    /// Of all these, on large pages.
-    pub huge_bytes: u64,
+    pub node: NodeId,
+    /// What lies there.
+    #[serde(flatten)]
+    pub kinds: MemoryByKind,
 }
 
 /// Shares of the dispatches.
@@ -233,16 +226,9 @@ pub struct MemoryPlace {
 pub struct Dispatches {
     /// Per second.
     pub per_second: f64,
-    /// On the same core as before.
-    pub same_core: f64,
-    /// On another core of the same last-level cache.
-    pub same_cache: f64,
-    /// On another last-level cache of the same node.
-    pub same_node: f64,
-    /// On another node.
-    pub other_node: f64,
-    /// Whether each move between CPUs was seen; else how far they went is an estimate.
-    pub every_move_seen: bool,
+    /// How far they went.
+    #[serde(flatten)]
+    pub shares: Redispatches,
 }
 
 /// How well a workload is placed.
@@ -606,13 +592,9 @@ impl Observer {
         row.memory = places
             .memory
             .iter()
-            .map(|(node, m)| MemoryPlace {
-                node: node.0,
-                anonymous_bytes: m.anonymous.0,
-                shared_bytes: m.shared.0,
-                file_bytes: m.file.0,
-                hugetlb_bytes: m.hugetlb.0,
-                huge_bytes: m.huge.0,
+            .map(|(node, kinds)| MemoryPlace {
+                node: *node,
+                kinds: *kinds,
             })
             .collect();
         row.memory_error = places.memory_error;
@@ -626,11 +608,7 @@ impl Observer {
             } else {
                 0.0
             },
-            same_core: r.same_core,
-            same_cache: r.same_cache,
-            same_node: r.same_node,
-            other_node: r.other_node,
-            every_move_seen: r.every_move_seen,
+            shares: r,
         });
         if let Some(balancing) = &places.balancing {
             row.pages_migrated = Some(balancing.pages_migrated);
@@ -687,7 +665,7 @@ impl Named for Workload {
 mod tests {
     use super::*;
     use crate::api::{Found, find_named};
-    use homeostat_model::{Bytes, Fingerprint, MemoryByKind, OperatorChoice, ProcessId, WorkloadKind};
+    use homeostat_model::{Bytes, Fingerprint, OperatorChoice, ProcessId, WorkloadKind};
 
     fn workload(id: &str, program: &str, pid: i32) -> Workload {
         Workload {

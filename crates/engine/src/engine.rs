@@ -12,7 +12,6 @@ use crate::panel::log_gain;
 use crate::policy::{Mode, Policy};
 use crate::protocol::{
     Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
-    WindowRecord,
 };
 use crate::reach::Excluded;
 use crate::recall::Recall;
@@ -915,23 +914,24 @@ impl Engine {
                 minor = i.faults.0.saturating_add(minor);
                 major = i.faults.1.saturating_add(major);
             }
-            self.out.push(Command::RecordWindow(WindowRecord {
-                workload: w.workload.id.clone(),
-                fingerprint: w.workload.fingerprint.clone(),
-                length: Nanoseconds::from_secs_f64(sums.seconds),
-                samples: sums.intervals as u32,
-                meter,
-                work: sums.work,
-                variation,
-                cpu: Nanoseconds::from_secs_f64(sums.cpu),
-                runqueue_wait: Nanoseconds::from_secs_f64(wait),
-                faults_minor: minor,
-                faults_major: major,
-                resident: sample.resident,
-                anonymous: sample.anonymous,
-                shared: sample.shared,
-                huge: sample.huge,
-            }));
+            self.out
+                .push(Command::RecordWindow(homeostat_model::WindowRecord {
+                    workload: w.workload.id.clone(),
+                    fingerprint: w.workload.fingerprint.clone(),
+                    length: Nanoseconds::from_secs_f64(sums.seconds),
+                    samples: sums.intervals as u32,
+                    meter: Some(meter),
+                    work: sums.work,
+                    variation,
+                    cpu: Nanoseconds::from_secs_f64(sums.cpu),
+                    runqueue_wait: Nanoseconds::from_secs_f64(wait),
+                    faults_minor: minor,
+                    faults_major: major,
+                    resident: sample.resident,
+                    anonymous: sample.anonymous,
+                    shared: sample.shared,
+                    huge: sample.huge,
+                }));
         }
     }
 

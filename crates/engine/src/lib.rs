@@ -16,10 +16,10 @@ pub mod strategy;
 pub mod view;
 
 pub use controller::{Controller, HostSeen, Wanted};
+pub use homeostat_model::ProvenReader;
 pub use policy::{Mode, Policy, Profile, WorkloadRule};
 pub use protocol::{
-    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, ProvenReader,
-    SamplingPlan, Story, WindowRecord,
+    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
 };
 pub use strategy::{
     Declined, Held, Load, Neighbour, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy,

@@ -3,10 +3,11 @@
 use crate::policy::Policy;
 use crate::view::Stage;
 use homeostat_model::{
-    Action, ActionId, Bytes, Direction, Effect, ExperimentId, ExperimentRecord, Locality, Machine, MemoryMap,
-    MeterCandidate, MeterId, Nanoseconds, Progress, Snapshot, StrategyId, WorkloadId,
+    Action, ActionId, Direction, Effect, ExperimentId, ExperimentRecord, Locality, Machine, MemoryMap,
+    MeterCandidate, MeterId, Nanoseconds, Progress, ProvenReader, Snapshot, StrategyId, WindowRecord,
+    WorkloadId,
 };
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// What a fault means for the mind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -113,47 +114,6 @@ pub struct DecisionRecord {
     pub text: String,
 }
 
-/// An observation window to remember: means over a minute or so.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WindowRecord {
-    /// Whose.
-    pub workload: WorkloadId,
-    /// Its identity.
-    pub fingerprint: homeostat_model::Fingerprint,
-    /// Length.
-    pub length: Nanoseconds,
-    /// Samples in it.
-    pub samples: u32,
-    /// The meter that counted.
-    pub meter: MeterId,
-    /// Work by that meter.
-    pub work: f64,
-    /// Coefficient of variation of work per second between samples; NaN with fewer than two.
-    #[serde(deserialize_with = "number_or_nan")]
-    pub variation: f64,
-    /// CPU time used.
-    pub cpu: Nanoseconds,
-    /// Time its threads waited for a CPU.
-    pub runqueue_wait: Nanoseconds,
-    /// Minor page faults.
-    pub faults_minor: u64,
-    /// Major page faults.
-    pub faults_major: u64,
-    /// Resident memory at the end.
-    pub resident: Bytes,
-    /// Of which anonymous.
-    pub anonymous: Bytes,
-    /// Of which shared.
-    pub shared: Bytes,
-    /// Of which mapped by large pages, when known.
-    pub huge: Option<Bytes>,
-}
-
-/// What is not a number is written as null by formats that have no word for it.
-fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
-}
-
 /// Everything the mind can ask for. Each carries, or is preceded by, the sentence that justifies it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
@@ -232,23 +192,6 @@ pub struct Prior {
     pub unix_seconds: u64,
     /// How many times in a row it was not accepted.
     pub failures: u32,
-}
-
-/// A reader that was proven to take the memory of a program: the last trial of the two accepted its containment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ProvenReader {
-    /// The program's identity.
-    pub program: homeostat_model::Fingerprint,
-    /// The reader's.
-    pub reader: homeostat_model::Fingerprint,
-    /// Strategy.
-    pub strategy: StrategyId,
-    /// What the program gained.
-    pub effect: Effect,
-    /// How long it took to come back.
-    pub washout: Nanoseconds,
-    /// Trials that accepted it.
-    pub trials: u32,
 }
 
 /// What was known when the mind started.

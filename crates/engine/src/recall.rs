@@ -17,11 +17,12 @@ use crate::experiment::{Experiment, Setup};
 use crate::guard::Guard;
 use crate::places::Places;
 use crate::policy::Mode;
-use crate::protocol::{Command, ProvenReader};
+use crate::protocol::Command;
 use crate::relief;
 use crate::rollout::Piece;
 use crate::strategy::Proposal;
 use crate::view::Stage;
+use homeostat_model::ProvenReader;
 use homeostat_model::action::Target;
 use homeostat_model::{
     ActionId, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Nanoseconds,

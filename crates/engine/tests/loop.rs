@@ -3630,12 +3630,12 @@ fn what_goes_in_and_out_can_be_written_down_and_read_back() {
         assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), *event);
     }
     // What is not a number has no word in JSON.
-    let window = homeostat_engine::WindowRecord {
+    let window = homeostat_model::WindowRecord {
         workload: "w".into(),
         fingerprint: Fingerprint::new("w"),
         length: Nanoseconds::from_secs(60),
         samples: 1,
-        meter: "m".into(),
+        meter: Some("m".into()),
         work: 1.0,
         variation: f64::NAN,
         cpu: Nanoseconds::ZERO,

@@ -5,7 +5,7 @@ use crate::meter::MeterId;
 use crate::units::{Bytes, Nanoseconds};
 use crate::workload::{Fingerprint, WorkloadId};
 use crate::{text_id, words};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 text_id!(
     /// Name of a strategy, e.g. `large_pages`; stable forever, histories refer to it.
@@ -357,6 +357,64 @@ pub struct ExperimentRecord {
     pub harm_exposure: f64,
     /// The blocks.
     pub blocks: Vec<BlockRecord>,
+}
+
+/// An observation window to remember: means over a minute or so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WindowRecord {
+    /// Whose.
+    pub workload: WorkloadId,
+    /// Its identity.
+    pub fingerprint: Fingerprint,
+    /// Length.
+    pub length: Nanoseconds,
+    /// Samples in it.
+    pub samples: u32,
+    /// The meter that counted; `None` when none was open.
+    pub meter: Option<MeterId>,
+    /// Work by that meter; NaN without one.
+    pub work: f64,
+    /// Coefficient of variation of work per second between samples; NaN with fewer than two, and where it is not known.
+    #[serde(deserialize_with = "number_or_nan")]
+    pub variation: f64,
+    /// CPU time used.
+    pub cpu: Nanoseconds,
+    /// Time its threads waited for a CPU.
+    pub runqueue_wait: Nanoseconds,
+    /// Minor page faults.
+    pub faults_minor: u64,
+    /// Major page faults.
+    pub faults_major: u64,
+    /// Resident memory at the end.
+    pub resident: Bytes,
+    /// Of which anonymous.
+    pub anonymous: Bytes,
+    /// Of which shared.
+    pub shared: Bytes,
+    /// Of which mapped by large pages, when known.
+    pub huge: Option<Bytes>,
+}
+
+/// What is not a number is written as null by formats that have no word for it.
+fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+/// A reader that was proven to take the memory of a program: the last trial of the two accepted its containment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProvenReader {
+    /// The program's identity.
+    pub program: Fingerprint,
+    /// The reader's.
+    pub reader: Fingerprint,
+    /// Strategy.
+    pub strategy: StrategyId,
+    /// What the program gained.
+    pub effect: Effect,
+    /// How long it took to come back.
+    pub washout: Nanoseconds,
+    /// Trials that accepted it.
+    pub trials: u32,
 }
 
 /// Something a person could do and homeostat may not.

@@ -22,7 +22,8 @@ pub mod workload;
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
     Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord,
-    MeaningAccount, MemberOutcome, SpanChange, SpansAccount, StrategyId, Verdict, effect_in_words,
+    MeaningAccount, MemberOutcome, ProvenReader, SpanChange, SpansAccount, StrategyId, Verdict, WindowRecord,
+    effect_in_words,
 };
 pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};

@@ -11,14 +11,19 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryByKind {
     /// Private memory without a file: heap, stacks, what a program wrote into its own copy of a file.
+    #[serde(rename = "anonymous_bytes")]
     pub anonymous: Bytes,
     /// Shared memory: System V segments, `/dev/shm`, memfd, shared anonymous mappings.
+    #[serde(rename = "shared_bytes")]
     pub shared: Bytes,
     /// Pages of files, mapped: executables, libraries, memory-mapped data.
+    #[serde(rename = "file_bytes")]
     pub file: Bytes,
     /// Reserved huge pages (hugetlbfs).
+    #[serde(rename = "hugetlb_bytes")]
     pub hugetlb: Bytes,
     /// Of all these, what lies on large pages, the reserved ones included.
+    #[serde(rename = "huge_bytes")]
     pub huge: Bytes,
 }
 
@@ -41,7 +46,8 @@ impl MemoryByKind {
 /// Where threads were dispatched, relative to where they had run before. Shares of all dispatches; they sum to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Redispatches {
-    /// Dispatches in the interval.
+    /// Dispatches in the interval; people are told how many a second.
+    #[serde(skip)]
     pub dispatches: f64,
     /// On the same core.
     pub same_core: f64,

@@ -30,8 +30,8 @@ pub use recording::{Recorder, RecordingError};
 pub use recovery::{RECOVERY_PATIENCE, RecoveryReport, restore, restore_within};
 
 use homeostat_engine::{
-    Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior, ProvenReader,
-    SamplingPlan, Stage, Status, Story, Strategy,
+    Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior, SamplingPlan,
+    Stage, Status, Story, Strategy,
 };
 use homeostat_model::action::Target;
 use homeostat_model::setting::is_one_setting;
@@ -518,30 +518,15 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 at_unix: self.clock.unix_seconds(),
                 workload: d.workload,
                 stage: d.stage.to_string(),
-                sentence: d.text,
-                numbers: serde_json::Value::Null,
+                text: d.text,
             }),
-            Command::RecordWindow(w) => self.history.record_window(history::WindowRecord {
+            Command::RecordWindow(seen) => self.history.record_window(history::Window {
                 machine: self.fingerprint.clone(),
-                workload: w.workload,
-                fingerprint: w.fingerprint,
                 started_unix: self
                     .clock
                     .unix_seconds()
-                    .saturating_sub(w.length.0 / 1_000_000_000),
-                length: w.length,
-                samples: w.samples,
-                meter: Some(w.meter),
-                work: w.work,
-                variation: w.variation,
-                cpu: w.cpu,
-                runqueue_wait: w.runqueue_wait,
-                faults_minor: w.faults_minor,
-                faults_major: w.faults_major,
-                resident: w.resident,
-                anonymous: w.anonymous,
-                shared: w.shared,
-                huge: w.huge,
+                    .saturating_sub(seen.length.0 / 1_000_000_000),
+                seen,
             }),
             Command::Tell(story) => self.stories.push(story),
             Command::Finished => self.finished = true,
@@ -906,17 +891,6 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         next_experiment: history.next_experiment_id(now_unix).0,
         next_action: 1,
         kept: Vec::new(),
-        readers: history
-            .proven_readers(machine, now_unix)
-            .into_iter()
-            .map(|r| ProvenReader {
-                program: r.program,
-                reader: r.reader,
-                strategy: r.strategy,
-                effect: r.effect,
-                washout: r.washout,
-                trials: r.trials,
-            })
-            .collect(),
+        readers: history.proven_readers(machine, now_unix),
     }
 }

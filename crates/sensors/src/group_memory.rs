@@ -15,6 +15,7 @@ use crate::pressure::Stalled;
 use homeostat_kernel::bytes::{lines, number, words};
 use homeostat_kernel::{Root, files};
 use homeostat_model::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// What a group counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,12 +77,12 @@ pub struct GroupMemory {
 }
 
 /// A group that is full: it uses what its limit allows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Full {
     /// Its directory.
     pub path: String,
     /// Its limit.
-    pub limit: Bytes,
+    pub limit_bytes: Bytes,
 }
 
 /// A group that uses this share of its limit is full: the kernel takes some pages at a time, so that a group at its limit is a little
@@ -152,7 +153,7 @@ fn full(root: &Root, group: &MemoryGroup) -> Option<Full> {
         let (used, limit) = group.used_of_limit(root)?;
         (used as f64 >= FULL_FROM * limit as f64).then_some(Full {
             path: group.path,
-            limit: Bytes(limit),
+            limit_bytes: Bytes(limit),
         })
     })
 }
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(group.stalled.unwrap().some, homeostat_model::Nanoseconds(7000));
         let full = group.full.unwrap();
         assert_eq!(
-            (full.path.as_str(), full.limit),
+            (full.path.as_str(), full.limit_bytes),
             ("/sys/fs/cgroup/a.slice", Bytes(1_000_000)),
             "its own limit is not reached, that of the slice is"
         );

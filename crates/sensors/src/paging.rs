@@ -7,6 +7,7 @@
 use homeostat_kernel::bytes::{keyed, lines, number, words};
 use homeostat_kernel::{Root, files};
 use homeostat_model::{Bytes, Paging};
+use serde::{Deserialize, Serialize};
 
 /// Parses `/proc/vmstat`: counts since boot.
 pub fn parse(vmstat: &[u8]) -> Paging {
@@ -55,59 +56,61 @@ pub fn since(now: &Paging, before: &Paging) -> Paging {
 }
 
 /// What memory is used for now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
     /// All of it (`MemTotal`).
-    pub total: Bytes,
+    pub total_bytes: Bytes,
     /// Used for nothing (`MemFree`).
-    pub free: Bytes,
+    pub free_bytes: Bytes,
     /// What could be had without swapping, by the kernel's estimate (`MemAvailable`).
-    pub available: Bytes,
+    pub available_bytes: Bytes,
     /// Memory of programs that no file backs (`AnonPages`).
-    pub anonymous: Bytes,
+    pub anonymous_bytes: Bytes,
     /// Pages of files (`Cached` + `Buffers` − `Shmem`) …
-    pub file: Bytes,
+    pub file_bytes: Bytes,
     /// … of which used lately (`Active(file)`) …
-    pub file_active: Bytes,
+    pub file_active_bytes: Bytes,
     /// … and not (`Inactive(file)`): what goes first.
-    pub file_inactive: Bytes,
+    pub file_inactive_bytes: Bytes,
     /// … and mapped by programs (`Mapped`, with shared memory).
-    pub mapped: Bytes,
+    pub mapped_bytes: Bytes,
     /// Shared memory and files in memory (`Shmem`).
-    pub shared: Bytes,
+    pub shared_bytes: Bytes,
     /// The kernel's own that it can give back (`SReclaimable`).
-    pub kernel_reclaimable: Bytes,
+    pub kernel_reclaimable_bytes: Bytes,
     /// Pages that wait to be written (`Dirty` + `Writeback`).
-    pub unwritten: Bytes,
+    pub unwritten_bytes: Bytes,
     /// Swap in all (`SwapTotal`).
-    pub swap_total: Bytes,
+    pub swap_total_bytes: Bytes,
     /// Swap in use.
-    pub swap_used: Bytes,
+    pub swap_used_bytes: Bytes,
     /// Memory that programs were promised, whether they use it yet or not (`Committed_AS`).
-    pub committed: Bytes,
+    #[serde(default)]
+    pub committed_bytes: Bytes,
     /// What may be promised where the kernel promises no more than it has (`CommitLimit`; `vm.overcommit_memory` = 2).
-    pub commit_limit: Bytes,
+    #[serde(default)]
+    pub commit_limit_bytes: Bytes,
 }
 
 /// Parses `/proc/meminfo`; what it lacks is zero.
 pub fn parse_use(meminfo: &[u8]) -> MemoryUse {
     let kib = |key: &str| Bytes::from_kib(keyed(meminfo, key).unwrap_or(0));
     MemoryUse {
-        total: kib("MemTotal"),
-        free: kib("MemFree"),
-        available: kib("MemAvailable"),
-        anonymous: kib("AnonPages"),
-        file: (kib("Cached") + kib("Buffers")).saturating_sub(kib("Shmem")),
-        file_active: kib("Active(file)"),
-        file_inactive: kib("Inactive(file)"),
-        mapped: kib("Mapped"),
-        shared: kib("Shmem"),
-        kernel_reclaimable: kib("SReclaimable"),
-        unwritten: kib("Dirty") + kib("Writeback"),
-        swap_total: kib("SwapTotal"),
-        swap_used: kib("SwapTotal").saturating_sub(kib("SwapFree")),
-        committed: kib("Committed_AS"),
-        commit_limit: kib("CommitLimit"),
+        total_bytes: kib("MemTotal"),
+        free_bytes: kib("MemFree"),
+        available_bytes: kib("MemAvailable"),
+        anonymous_bytes: kib("AnonPages"),
+        file_bytes: (kib("Cached") + kib("Buffers")).saturating_sub(kib("Shmem")),
+        file_active_bytes: kib("Active(file)"),
+        file_inactive_bytes: kib("Inactive(file)"),
+        mapped_bytes: kib("Mapped"),
+        shared_bytes: kib("Shmem"),
+        kernel_reclaimable_bytes: kib("SReclaimable"),
+        unwritten_bytes: kib("Dirty") + kib("Writeback"),
+        swap_total_bytes: kib("SwapTotal"),
+        swap_used_bytes: kib("SwapTotal").saturating_sub(kib("SwapFree")),
+        committed_bytes: kib("Committed_AS"),
+        commit_limit_bytes: kib("CommitLimit"),
     }
 }
 
@@ -151,12 +154,12 @@ mod tests {
               Active(file): 120 kB\nSwapTotal: 80 kB\nSwapFree: 30 kB\nDirty: 4 kB\nWriteback: 2 kB\n\
               CommitLimit: 580 kB\nCommitted_AS: 2000 kB\n",
         );
-        assert_eq!(used.file, Bytes::from_kib(300));
-        assert_eq!(used.swap_used, Bytes::from_kib(50));
-        assert_eq!(used.unwritten, Bytes::from_kib(6));
-        assert_eq!(used.file_active, Bytes::from_kib(120));
+        assert_eq!(used.file_bytes, Bytes::from_kib(300));
+        assert_eq!(used.swap_used_bytes, Bytes::from_kib(50));
+        assert_eq!(used.unwritten_bytes, Bytes::from_kib(6));
+        assert_eq!(used.file_active_bytes, Bytes::from_kib(120));
         assert_eq!(
-            (used.committed, used.commit_limit),
+            (used.committed_bytes, used.commit_limit_bytes),
             (Bytes::from_kib(2000), Bytes::from_kib(580))
         );
     }

@@ -24,13 +24,15 @@ pub use resilient::{HistoryState, ResilientHistory};
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MemberOutcome, MeterId, Nanoseconds, StrategyId, Verdict, WorkloadId,
+    MemberOutcome, MeterId, Nanoseconds, ProvenReader, StrategyId, Verdict, WindowRecord, WorkloadId,
 };
 use migrations::{LATEST, MIGRATIONS};
 use rusqlite::types::Value;
 use rusqlite::{
-    Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params,
+    Connection, ErrorCode, OpenFlags, OptionalExtension, Params, Row, Transaction, TransactionBehavior,
+    params,
 };
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,8 +42,6 @@ pub const HISTORY_FILE: &str = "history.sqlite";
 pub const BLOCKS_MAX: usize = 10_000;
 /// Longest sentence that is stored, in bytes; the rest is cut off.
 pub const SENTENCE_BYTES_MAX: usize = 4096;
-/// Largest set of numbers of one decision, in bytes of JSON.
-pub const NUMBERS_BYTES_MAX: usize = 16 * 1024;
 /// Most rows that one query returns.
 pub const ROWS_MAX: u32 = 10_000;
 /// Most rows that one step of [`History::prune`] deletes per table.
@@ -159,58 +159,28 @@ pub enum HistoryError {
     },
 }
 
-/// A decision with its evidence, as `explain` prints it.
-#[derive(Clone, Debug, PartialEq)]
+/// A decision, as `explain` and `report` tell it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionRecord {
     /// When, in seconds since the epoch.
     pub at_unix: u64,
-    /// About which workload; `None` = the machine.
+    /// About which workload; absent = the machine.
     pub workload: Option<WorkloadId>,
-    /// Stage of the story: `considered`, `stable`, `predicted`, `trying`, `verdict`, …
+    /// Stage after it.
     pub stage: String,
-    /// The decision in a sentence.
-    pub sentence: String,
-    /// The numbers that justify it.
-    pub numbers: serde_json::Value,
+    /// The sentence with its numbers.
+    pub text: String,
 }
 
-/// What was seen of one workload in one aggregated window of observation.
+/// What was seen of one workload in one window of observation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct WindowRecord {
+pub struct Window {
     /// Machine fingerprint.
     pub machine: String,
-    /// Workload at the time.
-    pub workload: WorkloadId,
-    /// Its identity across restarts.
-    pub fingerprint: Fingerprint,
     /// Start, in seconds since the epoch.
     pub started_unix: u64,
-    /// Length.
-    pub length: Nanoseconds,
-    /// Samples that were aggregated.
-    pub samples: u32,
-    /// The meter that counted work; `None` when none was open.
-    pub meter: Option<MeterId>,
-    /// Work counted in the window; NaN when no meter was open.
-    pub work: f64,
-    /// Coefficient of variation of the rate of work between samples; NaN when unknown.
-    pub variation: f64,
-    /// CPU time used.
-    pub cpu: Nanoseconds,
-    /// Time its threads waited on a run queue.
-    pub runqueue_wait: Nanoseconds,
-    /// Minor page faults.
-    pub faults_minor: u64,
-    /// Major page faults.
-    pub faults_major: u64,
-    /// Resident memory at the end.
-    pub resident: Bytes,
-    /// Of which anonymous.
-    pub anonymous: Bytes,
-    /// Of which shared.
-    pub shared: Bytes,
-    /// Of which mapped by large pages; `None` when not sampled in detail.
-    pub huge: Option<Bytes>,
+    /// What was seen.
+    pub seen: WindowRecord,
 }
 
 /// One thing to remember; a batch of them is written in one transaction.
@@ -219,7 +189,7 @@ pub enum Entry {
     /// A decision.
     Decision(DecisionRecord),
     /// An observation window.
-    Window(WindowRecord),
+    Window(Window),
     /// An experiment, running or ended; replaces what is stored under its number.
     Experiment(Box<ExperimentRecord>),
 }
@@ -266,6 +236,15 @@ pub struct Filter {
     /// At most so many (and never more than [`ROWS_MAX`]).
     pub limit: u32,
 }
+impl Filter {
+    fn parameters(&self) -> impl Params + '_ {
+        (
+            self.workload.as_deref(),
+            time(self.since_unix),
+            self.limit.min(ROWS_MAX),
+        )
+    }
+}
 impl Default for Filter {
     fn default() -> Self {
         Self {
@@ -299,23 +278,6 @@ pub struct Prior {
     pub last_verdict: Option<Verdict>,
     /// Its end, in seconds since the epoch; 0 when there is none.
     pub last_unix: u64,
-}
-
-/// A reader that was contained for the sake of a program, and was accepted to be by the last trial of the two.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ProvenReader {
-    /// Identity of the program.
-    pub program: Fingerprint,
-    /// Identity of the reader.
-    pub reader: Fingerprint,
-    /// Strategy.
-    pub strategy: StrategyId,
-    /// What the program gained.
-    pub effect: Effect,
-    /// The washout of that trial: what the program needs to come back.
-    pub washout: Nanoseconds,
-    /// Trials of the two that were accepted.
-    pub trials: u32,
 }
 
 /// How often a treatment that does nothing was judged, and accepted: our own false accepts.
@@ -558,7 +520,7 @@ impl History {
     ///
     /// # Errors
     /// As [`record`](Self::record).
-    pub fn record_window(&mut self, window: &WindowRecord) -> Result<(), HistoryError> {
+    pub fn record_window(&mut self, window: &Window) -> Result<(), HistoryError> {
         self.record(&[Entry::Window(window.clone())])
     }
 
@@ -582,150 +544,130 @@ impl History {
         })
     }
 
+    /// The rows of a query, each read by `read`.
+    fn rows<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, HistoryError> {
+        let query = || {
+            self.connection
+                .prepare_cached(sql)?
+                .query_map(params, read)?
+                .collect::<Result<_, _>>()
+        };
+        query().map_err(|e| self.error(e))
+    }
+
+    /// A word or a text of JSON that was read, or what is wrong with it.
+    fn known<T>(
+        &self,
+        column: &'static str,
+        text: String,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, HistoryError> {
+        read(&text).ok_or_else(|| HistoryError::Malformed {
+            path: self.path.clone(),
+            column,
+            text,
+        })
+    }
+
     /// The experiments that pass the filter, newest first.
     ///
     /// # Errors
     /// About the file; [`HistoryError::Malformed`] when it was edited by hand.
     pub fn experiments(&self, filter: &ExperimentFilter) -> Result<Vec<ExperimentRecord>, HistoryError> {
-        let mut statement = self
-            .connection
-            .prepare_cached(
-                "SELECT experiments.*, machines.fingerprint AS machine_fingerprint,
-                        workloads.fingerprint AS workload_fingerprint
-                 FROM experiments
-                 JOIN machines ON machines.id = experiments.machine
-                 JOIN workloads ON workloads.id = experiments.workload
-                 WHERE (?1 IS NULL OR workload_name = ?1
-                        OR EXISTS (SELECT 1 FROM experiment_others o
-                                   WHERE o.experiment = experiments.id AND o.workload_name = ?1))
-                   AND (?2 IS NULL OR workloads.fingerprint = ?2
-                        OR EXISTS (SELECT 1 FROM experiment_others o JOIN workloads w ON w.id = o.workload
-                                   WHERE o.experiment = experiments.id AND w.fingerprint = ?2))
-                   AND (?3 IS NULL OR strategy = ?3)
-                   AND (?4 IS NULL OR experiments.id = ?4)
-                   AND started_unix >= ?5
-                 ORDER BY experiments.id DESC LIMIT ?6",
-            )
-            .map_err(|e| self.error(e))?;
-        let mut rows = statement
-            .query(params![
-                filter.workload.as_ref().map(WorkloadId::as_str),
-                filter.fingerprint.as_ref().map(Fingerprint::as_str),
-                filter.strategy.as_ref().map(StrategyId::as_str),
+        let rows = self.rows(
+            "SELECT experiments.*, machines.fingerprint AS machine_fingerprint,
+                    workloads.fingerprint AS workload_fingerprint
+             FROM experiments
+             JOIN machines ON machines.id = experiments.machine
+             JOIN workloads ON workloads.id = experiments.workload
+             WHERE (?1 IS NULL OR workload_name = ?1
+                    OR EXISTS (SELECT 1 FROM experiment_others o
+                               WHERE o.experiment = experiments.id AND o.workload_name = ?1))
+               AND (?2 IS NULL OR workloads.fingerprint = ?2
+                    OR EXISTS (SELECT 1 FROM experiment_others o JOIN workloads w ON w.id = o.workload
+                               WHERE o.experiment = experiments.id AND w.fingerprint = ?2))
+               AND (?3 IS NULL OR strategy = ?3)
+               AND (?4 IS NULL OR experiments.id = ?4)
+               AND started_unix >= ?5
+             ORDER BY experiments.id DESC LIMIT ?6",
+            params![
+                filter.workload.as_deref(),
+                filter.fingerprint.as_deref(),
+                filter.strategy.as_deref(),
                 filter.id.map(|id| bits(id.0)),
                 time(filter.since_unix),
                 filter.limit.min(ROWS_MAX),
-            ])
-            .map_err(|e| self.error(e))?;
-        let mut out = Vec::new();
-        while let Some(row) = rows.next().map_err(|e| self.error(e))? {
-            let mut experiment = self.experiment(row)?;
-            experiment.others = self.others(experiment.id).map_err(|e| self.error(e))?;
-            if !experiment.others.is_empty() {
-                experiment.members = self.members(experiment.id)?;
-            }
-            if filter.blocks {
-                experiment.blocks = self.blocks(experiment.id).map_err(|e| self.error(e))?;
-            }
-            out.push(experiment);
-        }
-        Ok(out)
-    }
-
-    fn experiment(&self, row: &Row<'_>) -> Result<ExperimentRecord, HistoryError> {
-        let malformed = |column, text| HistoryError::Malformed {
-            path: self.path.clone(),
-            column,
-            text,
-        };
-        let (kind, verdict): (String, Option<String>) = row
-            .get("kind")
-            .and_then(|k| Ok((k, row.get("verdict")?)))
-            .map_err(|e| self.error(e))?;
-        let kind = ExperimentKind::of(&kind).ok_or_else(|| malformed("experiments.kind", kind))?;
-        let verdict = match verdict {
-            Some(text) => Some(Verdict::of(&text).ok_or_else(|| malformed("experiments.verdict", text))?),
-            None => None,
-        };
-        let spans: Option<String> = row.get("spans").map_err(|e| self.error(e))?;
-        let spans = match spans {
-            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.spans", text))?,
-            None => Vec::new(),
-        };
-        let meanings: Option<String> = row.get("meanings").map_err(|e| self.error(e))?;
-        let meanings = match meanings {
-            Some(text) => serde_json::from_str(&text).map_err(|_| malformed("experiments.meanings", text))?,
-            None => Vec::new(),
-        };
-        let read = read_experiment(row, kind, verdict).map_err(|e| self.error(e))?;
-        Ok(ExperimentRecord {
-            spans,
-            meanings,
-            ..read
-        })
-    }
-
-    fn others(&self, id: ExperimentId) -> rusqlite::Result<Vec<(WorkloadId, Fingerprint)>> {
-        self.connection
-            .prepare_cached(
-                "SELECT o.workload_name, workloads.fingerprint FROM experiment_others o
-                 JOIN workloads ON workloads.id = o.workload WHERE o.experiment = ?1 ORDER BY o.position",
-            )?
-            .query_map([bits(id.0)], |r| {
-                Ok((
-                    WorkloadId::new(r.get::<_, String>(0)?),
-                    Fingerprint::new(r.get::<_, String>(1)?),
-                ))
-            })?
-            .collect()
-    }
-
-    fn members(&self, id: ExperimentId) -> Result<Vec<MemberOutcome>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<(String, MemberOutcome)>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT workload_name, verdict, has_effect, effect_estimate, effect_lower, effect_upper,
-                            effect_confidence
-                     FROM experiment_members WHERE experiment = ?1 ORDER BY position",
-                )?
-                .query_map([bits(id.0)], |r| {
-                    let effect = Effect {
-                        estimate: real(r.get(3)?),
-                        lower: real(r.get(4)?),
-                        upper: real(r.get(5)?),
-                        confidence: real(r.get(6)?),
-                    };
-                    let verdict: String = r.get(1)?;
-                    let outcome = MemberOutcome {
-                        workload: WorkloadId::new(r.get::<_, String>(0)?),
-                        verdict: Verdict::of(&verdict).unwrap_or(Verdict::Aborted),
-                        effect: r.get::<_, bool>(2)?.then_some(effect),
-                    };
-                    Ok((verdict, outcome))
-                })?
-                .collect()
-        };
-        query()
-            .map_err(|e| self.error(e))?
-            .into_iter()
-            .map(|(text, outcome)| match Verdict::of(&text) {
-                Some(_) => Ok(outcome),
-                None => Err(HistoryError::Malformed {
-                    path: self.path.clone(),
-                    column: "experiment_members.verdict",
-                    text,
-                }),
+            ],
+            |row| Ok((read_experiment(row)?, Words::read(row)?)),
+        )?;
+        rows.into_iter()
+            .map(|(mut e, words)| {
+                e.kind = self.known("experiments.kind", words.kind, ExperimentKind::of)?;
+                if let Some(text) = words.verdict {
+                    e.verdict = Some(self.known("experiments.verdict", text, Verdict::of)?);
+                }
+                if let Some(text) = words.spans {
+                    e.spans = self.known("experiments.spans", text, |t| serde_json::from_str(t).ok())?;
+                }
+                if let Some(text) = words.meanings {
+                    e.meanings =
+                        self.known("experiments.meanings", text, |t| serde_json::from_str(t).ok())?;
+                }
+                e.others = self.others(e.id)?;
+                if !e.others.is_empty() {
+                    e.members = self.members(e.id)?;
+                }
+                if filter.blocks {
+                    e.blocks = self.blocks(e.id)?;
+                }
+                Ok(e)
             })
             .collect()
     }
 
-    fn blocks(&self, id: ExperimentId) -> rusqlite::Result<Vec<BlockRecord>> {
-        self.connection
-            .prepare_cached(
-                "SELECT position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken
-                 FROM blocks WHERE experiment = ?1 ORDER BY position",
-            )?
-            .query_map([bits(id.0)], |r| {
+    fn others(&self, id: ExperimentId) -> Result<Vec<(WorkloadId, Fingerprint)>, HistoryError> {
+        self.rows(
+            "SELECT o.workload_name, workloads.fingerprint FROM experiment_others o
+             JOIN workloads ON workloads.id = o.workload WHERE o.experiment = ?1 ORDER BY o.position",
+            [bits(id.0)],
+            |r| {
+                Ok((
+                    WorkloadId::new(r.get::<_, String>(0)?),
+                    Fingerprint::new(r.get::<_, String>(1)?),
+                ))
+            },
+        )
+    }
+
+    fn members(&self, id: ExperimentId) -> Result<Vec<MemberOutcome>, HistoryError> {
+        let rows: Vec<(String, String, Option<Effect>)> = self.rows(
+            "SELECT workload_name, verdict, has_effect, effect_estimate, effect_lower, effect_upper, effect_confidence
+             FROM experiment_members WHERE experiment = ?1 ORDER BY position",
+            [bits(id.0)],
+            |r| Ok((r.get(0)?, r.get(1)?, effect_if(r, 2, 3)?)),
+        )?;
+        rows.into_iter()
+            .map(|(workload, verdict, effect)| {
+                Ok(MemberOutcome {
+                    workload: WorkloadId::new(workload),
+                    verdict: self.known("experiment_members.verdict", verdict, Verdict::of)?,
+                    effect,
+                })
+            })
+            .collect()
+    }
+
+    fn blocks(&self, id: ExperimentId) -> Result<Vec<BlockRecord>, HistoryError> {
+        self.rows(
+            "SELECT position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken
+             FROM blocks WHERE experiment = ?1 ORDER BY position",
+            [bits(id.0)],
+            |r| {
                 Ok(BlockRecord {
                     index: r.get(0)?,
                     on: r.get(1)?,
@@ -736,8 +678,8 @@ impl History {
                     score: real(r.get(6)?),
                     broken: r.get(7)?,
                 })
-            })?
-            .collect()
+            },
+        )
     }
 
     /// The decisions that pass the filter, newest first.
@@ -745,61 +687,37 @@ impl History {
     /// # Errors
     /// About the file.
     pub fn decisions(&self, filter: &Filter) -> Result<Vec<DecisionRecord>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<_>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT at_unix, workload_name, stage, sentence, numbers FROM decisions
-                     WHERE (?1 IS NULL OR workload_name = ?1) AND at_unix >= ?2 ORDER BY id DESC LIMIT ?3",
-                )?
-                .query_map(
-                    params![
-                        filter.workload.as_ref().map(WorkloadId::as_str),
-                        time(filter.since_unix),
-                        filter.limit.min(ROWS_MAX)
-                    ],
-                    |r| {
-                        let numbers: String = r.get(4)?;
-                        Ok(DecisionRecord {
-                            at_unix: untime(r.get(0)?),
-                            workload: r.get::<_, Option<String>>(1)?.map(WorkloadId::new),
-                            stage: r.get(2)?,
-                            sentence: r.get(3)?,
-                            numbers: serde_json::from_str(&numbers).unwrap_or(serde_json::Value::Null),
-                        })
-                    },
-                )?
-                .collect()
-        };
-        query().map_err(|e| self.error(e))
+        self.rows(
+            "SELECT at_unix, workload_name, stage, sentence FROM decisions
+             WHERE (?1 IS NULL OR workload_name = ?1) AND at_unix >= ?2 ORDER BY id DESC LIMIT ?3",
+            filter.parameters(),
+            |r| {
+                Ok(DecisionRecord {
+                    at_unix: untime(r.get(0)?),
+                    workload: r.get::<_, Option<String>>(1)?.map(WorkloadId::new),
+                    stage: r.get(2)?,
+                    text: r.get(3)?,
+                })
+            },
+        )
     }
 
     /// The windows that pass the filter, newest first.
     ///
     /// # Errors
     /// About the file.
-    pub fn windows(&self, filter: &Filter) -> Result<Vec<WindowRecord>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<_>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT windows.*, machines.fingerprint AS machine_fingerprint,
-                            workloads.fingerprint AS workload_fingerprint
-                     FROM windows
-                     JOIN machines ON machines.id = windows.machine
-                     JOIN workloads ON workloads.id = windows.workload
-                     WHERE (?1 IS NULL OR workload_name = ?1) AND started_unix >= ?2
-                     ORDER BY windows.id DESC LIMIT ?3",
-                )?
-                .query_map(
-                    params![
-                        filter.workload.as_ref().map(WorkloadId::as_str),
-                        time(filter.since_unix),
-                        filter.limit.min(ROWS_MAX)
-                    ],
-                    read_window,
-                )?
-                .collect()
-        };
-        query().map_err(|e| self.error(e))
+    pub fn windows(&self, filter: &Filter) -> Result<Vec<Window>, HistoryError> {
+        self.rows(
+            "SELECT windows.*, machines.fingerprint AS machine_fingerprint,
+                    workloads.fingerprint AS workload_fingerprint
+             FROM windows
+             JOIN machines ON machines.id = windows.machine
+             JOIN workloads ON workloads.id = windows.workload
+             WHERE (?1 IS NULL OR workload_name = ?1) AND started_unix >= ?2
+             ORDER BY windows.id DESC LIMIT ?3",
+            filter.parameters(),
+            read_window,
+        )
     }
 
     /// What is known about each workload and strategy on machines with this fingerprint, in order.
@@ -807,45 +725,35 @@ impl History {
     /// # Errors
     /// About the file.
     pub fn priors(&self, machine: &str) -> Result<Vec<Prior>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<_>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT p.fingerprint, p.strategy, p.accepted, p.rejected, p.harmful, p.inconclusive, p.aborted,
-                            e.verdict, COALESCE(m.has_effect, e.has_effect),
-                            COALESCE(m.effect_estimate, e.effect_estimate), COALESCE(m.effect_lower, e.effect_lower),
-                            COALESCE(m.effect_upper, e.effect_upper),
-                            COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix
-                     FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
-                     -- What is accepted is accepted as a whole; what is not is held against each by its own effect.
-                     LEFT JOIN experiment_members m ON e.verdict <> 'accepted' AND m.has_effect
-                        AND m.experiment = e.id
-                        AND m.position = (SELECT MIN(x.position) FROM experiment_members x
-                                          WHERE x.experiment = e.id AND x.workload = p.workload)
-                     WHERE p.machine = ?1 ORDER BY p.fingerprint, p.strategy LIMIT ?2",
-                )?
-                .query_map(params![machine, ROWS_MAX], |r| {
-                    let effect = Effect {
-                        estimate: real(r.get(9)?),
-                        lower: real(r.get(10)?),
-                        upper: real(r.get(11)?),
-                        confidence: real(r.get(12)?),
-                    };
-                    Ok(Prior {
-                        fingerprint: Fingerprint::new(r.get::<_, String>(0)?),
-                        strategy: StrategyId::new(r.get::<_, String>(1)?),
-                        accepted: r.get(2)?,
-                        rejected: r.get(3)?,
-                        harmful: r.get(4)?,
-                        inconclusive: r.get(5)?,
-                        aborted: r.get(6)?,
-                        last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(Verdict::of),
-                        last_effect: r.get::<_, Option<bool>>(8)?.unwrap_or(false).then_some(effect),
-                        last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
-                    })
-                })?
-                .collect()
-        };
-        query().map_err(|e| self.error(e))
+        self.rows(
+            "SELECT p.fingerprint, p.strategy, p.accepted, p.rejected, p.harmful, p.inconclusive, p.aborted,
+                    e.verdict, COALESCE(m.has_effect, e.has_effect),
+                    COALESCE(m.effect_estimate, e.effect_estimate), COALESCE(m.effect_lower, e.effect_lower),
+                    COALESCE(m.effect_upper, e.effect_upper),
+                    COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix
+             FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
+             -- What is accepted is accepted as a whole; what is not is held against each by its own effect.
+             LEFT JOIN experiment_members m ON e.verdict <> 'accepted' AND m.has_effect
+                AND m.experiment = e.id
+                AND m.position = (SELECT MIN(x.position) FROM experiment_members x
+                                  WHERE x.experiment = e.id AND x.workload = p.workload)
+             WHERE p.machine = ?1 ORDER BY p.fingerprint, p.strategy LIMIT ?2",
+            params![machine, ROWS_MAX],
+            |r| {
+                Ok(Prior {
+                    fingerprint: Fingerprint::new(r.get::<_, String>(0)?),
+                    strategy: StrategyId::new(r.get::<_, String>(1)?),
+                    accepted: r.get(2)?,
+                    rejected: r.get(3)?,
+                    harmful: r.get(4)?,
+                    inconclusive: r.get(5)?,
+                    aborted: r.get(6)?,
+                    last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(Verdict::of),
+                    last_effect: effect_if(r, 8, 9)?,
+                    last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
+                })
+            },
+        )
     }
 
     /// Readers whose last trial for the sake of a program accepted that they are contained.
@@ -853,38 +761,29 @@ impl History {
     /// # Errors
     /// About the file.
     pub fn proven_readers(&self, machine: &str) -> Result<Vec<ProvenReader>, HistoryError> {
-        let query = || -> rusqlite::Result<Vec<_>> {
-            self.connection
-                .prepare_cached(
-                    "SELECT workloads.fingerprint, e.reader, e.strategy, e.effect_estimate, e.effect_lower,
-                            e.effect_upper, e.effect_confidence, e.washout_ns, last.accepted
-                     FROM (SELECT MAX(id) AS id, SUM(verdict = 'accepted') AS accepted FROM experiments
-                           WHERE reader IS NOT NULL AND kind <> 'placebo' AND verdict <> 'aborted'
-                           GROUP BY machine, workload, reader, strategy) last
-                     JOIN experiments e ON e.id = last.id
-                     JOIN machines ON machines.id = e.machine
-                     JOIN workloads ON workloads.id = e.workload
-                     WHERE machines.fingerprint = ?1 AND e.verdict = 'accepted' AND e.has_effect
-                     ORDER BY e.id DESC LIMIT ?2",
-                )?
-                .query_map(params![machine, ROWS_MAX], |r| {
-                    Ok(ProvenReader {
-                        program: Fingerprint::new(r.get::<_, String>(0)?),
-                        reader: Fingerprint::new(r.get::<_, String>(1)?),
-                        strategy: StrategyId::new(r.get::<_, String>(2)?),
-                        effect: Effect {
-                            estimate: real(r.get(3)?),
-                            lower: real(r.get(4)?),
-                            upper: real(r.get(5)?),
-                            confidence: real(r.get(6)?),
-                        },
-                        washout: Nanoseconds(unbits(r.get(7)?)),
-                        trials: r.get(8)?,
-                    })
-                })?
-                .collect()
-        };
-        query().map_err(|e| self.error(e))
+        self.rows(
+            "SELECT workloads.fingerprint, e.reader, e.strategy, e.effect_estimate, e.effect_lower,
+                    e.effect_upper, e.effect_confidence, e.washout_ns, last.accepted
+             FROM (SELECT MAX(id) AS id, SUM(verdict = 'accepted') AS accepted FROM experiments
+                   WHERE reader IS NOT NULL AND kind <> 'placebo' AND verdict <> 'aborted'
+                   GROUP BY machine, workload, reader, strategy) last
+             JOIN experiments e ON e.id = last.id
+             JOIN machines ON machines.id = e.machine
+             JOIN workloads ON workloads.id = e.workload
+             WHERE machines.fingerprint = ?1 AND e.verdict = 'accepted' AND e.has_effect
+             ORDER BY e.id DESC LIMIT ?2",
+            params![machine, ROWS_MAX],
+            |r| {
+                Ok(ProvenReader {
+                    program: Fingerprint::new(r.get::<_, String>(0)?),
+                    reader: Fingerprint::new(r.get::<_, String>(1)?),
+                    strategy: StrategyId::new(r.get::<_, String>(2)?),
+                    effect: effect_at(r, 3)?,
+                    washout: Nanoseconds(unbits(r.get(7)?)),
+                    trials: r.get(8)?,
+                })
+            },
+        )
     }
 
     /// How often a placebo was judged and how often it was accepted, including those already pruned.
@@ -1118,20 +1017,18 @@ fn named_row(t: &Transaction<'_>, select: &str, insert: &str, name: &str) -> rus
 }
 
 fn insert_decision(t: &Transaction<'_>, d: &DecisionRecord) -> rusqlite::Result<()> {
-    let mut sentence = d.sentence.clone();
+    let mut sentence = d.text.clone();
     crate::cut(&mut sentence, SENTENCE_BYTES_MAX);
-    let mut numbers = d.numbers.to_string();
-    if numbers.len() > NUMBERS_BYTES_MAX {
-        numbers = serde_json::json!({ "omitted_bytes": numbers.len() }).to_string();
-    }
+    // The column of numbers is of earlier versions, which had none either.
     t.prepare_cached(
-        "INSERT INTO decisions (at_unix, workload_name, stage, sentence, numbers) VALUES (?1, ?2, ?3, ?4, ?5)",
+        "INSERT INTO decisions (at_unix, workload_name, stage, sentence, numbers) VALUES (?1, ?2, ?3, ?4, 'null')",
     )?
-    .execute(params![time(d.at_unix), d.workload.as_ref().map(WorkloadId::as_str), d.stage, sentence, numbers])?;
+    .execute(params![time(d.at_unix), d.workload.as_deref(), d.stage, sentence])?;
     Ok(())
 }
 
-fn insert_window(t: &Transaction<'_>, w: &WindowRecord) -> rusqlite::Result<()> {
+fn insert_window(t: &Transaction<'_>, w: &Window) -> rusqlite::Result<()> {
+    let seen = &w.seen;
     t.prepare_cached(
         "INSERT INTO windows (machine, workload, workload_name, started_unix, length_ns, samples, meter, work,
             variation, cpu_ns, runqueue_wait_ns, faults_minor, faults_major, resident_bytes, anonymous_bytes,
@@ -1140,22 +1037,22 @@ fn insert_window(t: &Transaction<'_>, w: &WindowRecord) -> rusqlite::Result<()> 
     )?
     .execute(params![
         machine_row(t, &w.machine)?,
-        workload_row(t, &w.fingerprint)?,
-        w.workload.as_str(),
+        workload_row(t, &seen.fingerprint)?,
+        seen.workload.as_str(),
         time(w.started_unix),
-        bits(w.length.0),
-        w.samples,
-        w.meter.as_ref().map(MeterId::as_str),
-        w.work,
-        w.variation,
-        bits(w.cpu.0),
-        bits(w.runqueue_wait.0),
-        bits(w.faults_minor),
-        bits(w.faults_major),
-        bits(w.resident.0),
-        bits(w.anonymous.0),
-        bits(w.shared.0),
-        w.huge.map(|b| bits(b.0)),
+        bits(seen.length.0),
+        seen.samples,
+        seen.meter.as_deref(),
+        seen.work,
+        seen.variation,
+        bits(seen.cpu.0),
+        bits(seen.runqueue_wait.0),
+        bits(seen.faults_minor),
+        bits(seen.faults_major),
+        bits(seen.resident.0),
+        bits(seen.anonymous.0),
+        bits(seen.shared.0),
+        seen.huge.map(|b| bits(b.0)),
     ])?;
     Ok(())
 }
@@ -1168,13 +1065,11 @@ const NO_EFFECT: Effect = Effect {
     confidence: f64::NAN,
 };
 
-fn read_window(r: &Row<'_>) -> rusqlite::Result<WindowRecord> {
+fn read_window(r: &Row<'_>) -> rusqlite::Result<Window> {
     let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
-    Ok(WindowRecord {
-        machine: r.get("machine_fingerprint")?,
+    let seen = WindowRecord {
         workload: WorkloadId::new(r.get::<_, String>("workload_name")?),
         fingerprint: Fingerprint::new(r.get::<_, String>("workload_fingerprint")?),
-        started_unix: untime(r.get("started_unix")?),
         length: Nanoseconds(number("length_ns")?),
         samples: r.get("samples")?,
         meter: r.get::<_, Option<String>>("meter")?.map(MeterId::new),
@@ -1188,6 +1083,11 @@ fn read_window(r: &Row<'_>) -> rusqlite::Result<WindowRecord> {
         anonymous: Bytes(number("anonymous_bytes")?),
         shared: Bytes(number("shared_bytes")?),
         huge: r.get::<_, Option<i64>>("huge_bytes")?.map(|b| Bytes(unbits(b))),
+    };
+    Ok(Window {
+        machine: r.get("machine_fingerprint")?,
+        started_unix: untime(r.get("started_unix")?),
+        seen,
     })
 }
 
@@ -1329,25 +1229,50 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
     Ok(())
 }
 
-fn read_experiment(
-    r: &Row<'_>,
-    kind: ExperimentKind,
-    verdict: Option<Verdict>,
-) -> rusqlite::Result<ExperimentRecord> {
+/// The effect in four columns from that one on.
+fn effect_at(r: &Row<'_>, first: usize) -> rusqlite::Result<Effect> {
+    Ok(Effect {
+        estimate: real(r.get(first)?),
+        lower: real(r.get(first + 1)?),
+        upper: real(r.get(first + 2)?),
+        confidence: real(r.get(first + 3)?),
+    })
+}
+
+/// The same where column `has` says that there is one.
+fn effect_if(r: &Row<'_>, has: usize, first: usize) -> rusqlite::Result<Option<Effect>> {
+    let effect = effect_at(r, first)?;
+    Ok(r.get::<_, Option<bool>>(has)?.unwrap_or(false).then_some(effect))
+}
+
+/// What of an experiment is not understood by itself.
+struct Words {
+    kind: String,
+    verdict: Option<String>,
+    spans: Option<String>,
+    meanings: Option<String>,
+}
+
+impl Words {
+    fn read(r: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            kind: r.get("kind")?,
+            verdict: r.get("verdict")?,
+            spans: r.get("spans")?,
+            meanings: r.get("meanings")?,
+        })
+    }
+}
+
+/// All but what its [`Words`] say.
+fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
     let text = |name: &str| r.get::<_, String>(name);
     let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
     let float = |name: &str| -> rusqlite::Result<f64> { Ok(real(r.get(name)?)) };
-    let effect = |prefix: &str| -> rusqlite::Result<Effect> {
-        Ok(Effect {
-            estimate: float(&format!("{prefix}_estimate"))?,
-            lower: float(&format!("{prefix}_lower"))?,
-            upper: float(&format!("{prefix}_upper"))?,
-            confidence: float(&format!("{prefix}_confidence"))?,
-        })
-    };
+    let column = |name: &str| r.as_ref().column_index(name);
     Ok(ExperimentRecord {
         id: ExperimentId(number("id")?),
-        kind,
+        kind: ExperimentKind::Placebo,
         strategy: StrategyId::new(text("strategy")?),
         workload: WorkloadId::new(text("workload_name")?),
         fingerprint: Fingerprint::new(text("workload_fingerprint")?),
@@ -1359,7 +1284,7 @@ fn read_experiment(
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),
         hypothesis: text("hypothesis")?,
-        predicted: effect("predicted")?,
+        predicted: effect_at(r, column("predicted_estimate")?)?,
         meter: MeterId::new(text("meter")?),
         objective: text("objective")?,
         seed: number("seed")?,
@@ -1368,13 +1293,9 @@ fn read_experiment(
         measured: Nanoseconds(number("measured_ns")?),
         started_unix: untime(r.get("started_unix")?),
         ended_unix: untime(r.get("ended_unix")?),
-        verdict,
+        verdict: None,
         reason: text("reason")?,
-        effect: if r.get("has_effect")? {
-            Some(effect("effect")?)
-        } else {
-            None
-        },
+        effect: effect_if(r, column("has_effect")?, column("effect_estimate")?)?,
         evidence: float("evidence")?,
         stalled: Nanoseconds(number("stalled_ns")?),
         bloat: Bytes(number("bloat_bytes")?),

@@ -11,11 +11,11 @@ mod common;
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MeaningAccount,
-    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict,
+    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WindowRecord,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
-    HistoryState, PlaceboSummary, ResilientHistory, WindowRecord,
+    HistoryState, PlaceboSummary, ResilientHistory, Window,
 };
 use proptest::prelude::*;
 use std::io::Write;
@@ -140,17 +140,14 @@ fn decision(at_unix: u64) -> DecisionRecord {
         at_unix,
         workload: Some("redis-server.service".into()),
         stage: "predicted".to_owned(),
-        sentence: "+12 % predicted from 37 % of time in page walks".to_owned(),
-        numbers: serde_json::json!({ "gain": 0.12, "walk_share": 0.37, "blocks": 912 }),
+        text: "+12 % predicted from 37 % of time in page walks".to_owned(),
     }
 }
 
-fn window(started_unix: u64) -> WindowRecord {
-    WindowRecord {
-        machine: MACHINE.to_owned(),
+fn window(started_unix: u64) -> Window {
+    let seen = WindowRecord {
         workload: "redis-server.service".into(),
         fingerprint: "unit:redis-server.service".into(),
-        started_unix,
         length: Nanoseconds::from_secs(60),
         samples: 60,
         meter: Some("redis:INFO".into()),
@@ -164,6 +161,11 @@ fn window(started_unix: u64) -> WindowRecord {
         anonymous: Bytes::from_mib(1840),
         shared: Bytes::from_mib(8),
         huge: Some(Bytes::ZERO),
+    };
+    Window {
+        machine: MACHINE.to_owned(),
+        started_unix,
+        seen,
     }
 }
 
@@ -435,8 +437,8 @@ fn decisions_and_windows_come_back_exactly() {
     let mut host = decision(20);
     host.workload = None;
     let mut blind = window(20);
-    (blind.meter, blind.huge) = (None, None);
-    (blind.work, blind.variation) = (f64::NAN, f64::NAN);
+    (blind.seen.meter, blind.seen.huge) = (None, None);
+    (blind.seen.work, blind.seen.variation) = (f64::NAN, f64::NAN);
     history
         .record(&[
             Entry::Decision(decision(10)),
@@ -468,8 +470,7 @@ fn decisions_and_windows_come_back_exactly() {
     );
 
     let mut long = decision(30);
-    long.sentence = "ä".repeat(5000);
-    long.numbers = serde_json::json!("x".repeat(20_000));
+    long.text = "ä".repeat(5000);
     history.record_decision(&long).unwrap();
     let stored = &history
         .decisions(&Filter {
@@ -477,8 +478,7 @@ fn decisions_and_windows_come_back_exactly() {
             ..Filter::default()
         })
         .unwrap()[0];
-    assert_eq!(stored.sentence, "ä".repeat(2048));
-    assert_eq!(stored.numbers, serde_json::json!({ "omitted_bytes": 20_002 }));
+    assert_eq!(stored.text, "ä".repeat(2048));
 }
 
 #[test]

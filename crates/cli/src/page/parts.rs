@@ -6,7 +6,7 @@ use super::{badge, by_hand, effect_text, is_placebo, time, verdict_of};
 use crate::render::bytes;
 use crate::render::text::{count, hours_or_less, in_turns, percent, plural};
 use homeostat_daemon::api::{Change, Explanation, Stage, Status, Workload, is_said_by};
-use homeostat_daemon::dossier::{Dossier, Told, Window};
+use homeostat_daemon::dossier::{DecisionRecord, Dossier, Window};
 use homeostat_daemon::log::date_and_time;
 use std::collections::BTreeMap;
 
@@ -552,9 +552,9 @@ pub(super) fn story(h: &mut Html, d: &Dossier) {
     let live = || {
         d.story
             .iter()
-            .map(|l| Told {
+            .map(|l| DecisionRecord {
                 at_unix: l.at_unix,
-                workload: l.workload.clone(),
+                workload: l.workload.as_deref().map(Into::into),
                 stage: l.stage.clone(),
                 text: l.text.clone(),
             })

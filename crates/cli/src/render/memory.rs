@@ -22,29 +22,29 @@ pub fn memory(m: &Memory, look: &Look) -> String {
     }
     heading("Used for", look, &mut out);
     let mut rows = vec![
-        ("programs (no file behind it)", m.anonymous_bytes),
-        ("files, used lately", m.file_active_bytes),
-        ("files, not used lately", m.file_inactive_bytes),
-        ("shared memory", m.shared_bytes),
-        ("kernel, can be given back", m.kernel_reclaimable_bytes),
-        ("waits to be written", m.unwritten_bytes),
-        ("free", m.free_bytes),
-        ("could be had", m.available_bytes),
-        ("all", m.total_bytes),
+        ("programs (no file behind it)", m.used.anonymous_bytes.0),
+        ("files, used lately", m.used.file_active_bytes.0),
+        ("files, not used lately", m.used.file_inactive_bytes.0),
+        ("shared memory", m.used.shared_bytes.0),
+        ("kernel, can be given back", m.used.kernel_reclaimable_bytes.0),
+        ("waits to be written", m.used.unwritten_bytes.0),
+        ("free", m.used.free_bytes.0),
+        ("could be had", m.used.available_bytes.0),
+        ("all", m.used.total_bytes.0),
     ];
-    if m.swap_total_bytes > 0 {
-        rows.push(("swap in use", m.swap_used_bytes));
-        rows.push(("swap in all", m.swap_total_bytes));
+    if m.used.swap_total_bytes.0 > 0 {
+        rows.push(("swap in use", m.used.swap_used_bytes.0));
+        rows.push(("swap in all", m.used.swap_total_bytes.0));
     }
     for (name, size) in rows {
         let _ = writeln!(out, "  {name:<30} {:>10}", bytes(size));
     }
-    let most = m.total_bytes.saturating_add(m.swap_total_bytes);
-    if m.committed_bytes > most {
+    let most = m.used.total_bytes.0.saturating_add(m.used.swap_total_bytes.0);
+    if m.used.committed_bytes.0 > most {
         let text = format!(
             "programs were promised {}, memory and swap are {}: if they use all of what they were promised, the kernel \
              ends some",
-            bytes(m.committed_bytes),
+            bytes(m.used.committed_bytes.0),
             bytes(most)
         );
         out.push_str(&wrap(&text, "  ", look.width));
@@ -291,7 +291,8 @@ fn happens(g: &Group) -> Vec<String> {
 mod tests {
     use super::super::text::Look;
     use super::*;
-    use homeostat_daemon::memory::{Growing, PushedOut, Rates, WorkloadMemory};
+    use homeostat_daemon::memory::{Growing, MemoryUse, PushedOut, Rates, WorkloadMemory};
+    use homeostat_model::Bytes;
 
     fn seen(workloads: Vec<WorkloadMemory>) -> Memory {
         Memory {
@@ -299,21 +300,10 @@ mod tests {
             interval_s: 4.0,
             verdict: "enough".into(),
             why: Vec::new(),
-            total_bytes: 1 << 30,
-            free_bytes: 0,
-            available_bytes: 0,
-            anonymous_bytes: 0,
-            file_bytes: 0,
-            file_active_bytes: 0,
-            file_inactive_bytes: 0,
-            mapped_bytes: 0,
-            shared_bytes: 0,
-            kernel_reclaimable_bytes: 0,
-            unwritten_bytes: 0,
-            swap_total_bytes: 0,
-            swap_used_bytes: 0,
-            committed_bytes: 0,
-            commit_limit_bytes: 0,
+            used: MemoryUse {
+                total_bytes: Bytes(1 << 30),
+                ..MemoryUse::default()
+            },
             stalled_some: None,
             stalled_full: None,
             rates: Rates {
@@ -433,10 +423,10 @@ mod tests {
             now_unix: 0,
         };
         let mut m = seen(Vec::new());
-        m.swap_total_bytes = 1 << 30;
-        m.committed_bytes = 2 << 30;
+        m.used.swap_total_bytes.0 = 1 << 30;
+        m.used.committed_bytes.0 = 2 << 30;
         assert!(!memory(&m, &look).contains("promised"));
-        m.committed_bytes = 3 << 30;
+        m.used.committed_bytes.0 = 3 << 30;
         let text = memory(&m, &look);
         assert!(
             text.contains("programs were promised 3.00 GiB, memory and swap are 2.00 GiB"),

@@ -5,7 +5,7 @@ use super::text::{Look, Tone, bytes, percent, plural, table, wrap};
 use homeostat_daemon::places::{Locality, Score, Topology, WorkloadPlaces};
 use homeostat_model::topology::last_level_caches;
 use homeostat_model::units::ranges;
-use homeostat_model::{Cache, CacheKind, CpuId, LogicalCpu, MemoryNode};
+use homeostat_model::{Cache, CacheKind, CpuId, LogicalCpu, MemoryNode, Redispatches};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -365,9 +365,8 @@ pub fn locality(l: &Locality, look: &Look) -> String {
             .iter()
             .map(|w| {
                 let resident: u64 = w.memory.iter().map(resident_of).sum();
-                let of = |part: fn(&homeostat_daemon::places::Dispatches) -> f64| {
-                    share(w.dispatches.as_ref().map(part))
-                };
+                let of =
+                    |part: fn(&Redispatches) -> f64| share(w.dispatches.as_ref().map(|d| part(&d.shares)));
                 vec![
                     w.name.clone(),
                     format!("{:.2}", w.cpus),
@@ -412,7 +411,7 @@ pub fn locality(l: &Locality, look: &Look) -> String {
 }
 
 fn resident_of(m: &homeostat_daemon::places::MemoryPlace) -> u64 {
-    m.anonymous_bytes + m.shared_bytes + m.file_bytes + m.hugetlb_bytes
+    m.kinds.total().0
 }
 
 fn remark(w: &WorkloadPlaces) -> String {
@@ -553,11 +552,11 @@ fn of_one(w: &WorkloadPlaces, look: &Look, out: &mut String) {
                 m.node.to_string(),
                 percent(all as f64 / resident.max(1) as f64, 1),
                 bytes(all),
-                bytes(m.anonymous_bytes),
-                bytes(m.shared_bytes),
-                bytes(m.file_bytes),
-                bytes(m.hugetlb_bytes),
-                bytes(m.huge_bytes),
+                bytes(m.kinds.anonymous.0),
+                bytes(m.kinds.shared.0),
+                bytes(m.kinds.file.0),
+                bytes(m.kinds.hugetlb.0),
+                bytes(m.kinds.huge.0),
             ]
         })
         .collect();
@@ -611,7 +610,7 @@ fn of_one(w: &WorkloadPlaces, look: &Look, out: &mut String) {
     ));
     match &w.dispatches {
         Some(d) => {
-            let how = if d.every_move_seen {
+            let how = if d.shares.every_move_seen {
                 "each move was seen"
             } else {
                 "moves were counted; how far they went is an estimate"
@@ -621,10 +620,10 @@ fn of_one(w: &WorkloadPlaces, look: &Look, out: &mut String) {
                     "{:.0} dispatches per second: {} on the same core, {} on the same cache, {} on the same node, {} on \
                      another node ({how})",
                     d.per_second,
-                    percent(d.same_core, 1),
-                    percent(d.same_cache, 1),
-                    percent(d.same_node, 1),
-                    percent(d.other_node, 1)
+                    percent(d.shares.same_core, 1),
+                    percent(d.shares.same_cache, 1),
+                    percent(d.shares.same_node, 1),
+                    percent(d.shares.other_node, 1)
                 ),
                 "  ",
                 look.width,

@@ -533,6 +533,7 @@ fn places() -> homeostat_daemon::places::Locality {
     use homeostat_daemon::places::{
         Dispatches, Locality, MemoryPlace, NodePlaces, RunningPlace, Score, WorkloadPlaces,
     };
+    use homeostat_model::{Bytes, MemoryByKind, NodeId, Redispatches};
     const GIB: u64 = 1 << 30;
     let node = |id: u32, cpus: &str, busy: f64| NodePlaces {
         id,
@@ -546,12 +547,14 @@ fn places() -> homeostat_daemon::places::Locality {
         pages_missed: 0,
     };
     let memory = |node: u32, gib: u64| MemoryPlace {
-        node,
-        anonymous_bytes: gib * GIB,
-        shared_bytes: GIB / 2,
-        file_bytes: 8 << 20,
-        hugetlb_bytes: 0,
-        huge_bytes: GIB,
+        node: NodeId(node),
+        kinds: MemoryByKind {
+            anonymous: Bytes(gib * GIB),
+            shared: Bytes(GIB / 2),
+            file: Bytes(8 << 20),
+            hugetlb: Bytes::ZERO,
+            huge: Bytes(GIB),
+        },
     };
     let redis = WorkloadPlaces {
         name: "redis-server.service".into(),
@@ -580,11 +583,14 @@ fn places() -> homeostat_daemon::places::Locality {
         far: Some(0.0),
         dispatches: Some(Dispatches {
             per_second: 12_345.0,
-            same_core: 0.81,
-            same_cache: 0.1,
-            same_node: 0.05,
-            other_node: 0.04,
-            every_move_seen: true,
+            shares: Redispatches {
+                dispatches: 0.0,
+                same_core: 0.81,
+                same_cache: 0.1,
+                same_node: 0.05,
+                other_node: 0.04,
+                every_move_seen: true,
+            },
         }),
         pages_migrated: Some(123),
         preferred: std::collections::BTreeMap::from([(1, 4)]),

@@ -7,9 +7,9 @@
 
 use super::{
     DecisionRecord, Entry, ExperimentFilter, Filter, History, HistoryError, HistoryOptions, PlaceboSummary,
-    Prior, ProvenReader, ROWS_MAX, WindowRecord, check, with_suffix,
+    Prior, ROWS_MAX, Window, check, with_suffix,
 };
-use homeostat_model::{Bytes, ExperimentId, ExperimentRecord};
+use homeostat_model::{Bytes, ExperimentId, ExperimentRecord, ProvenReader};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
@@ -101,7 +101,7 @@ impl ResilientHistory {
     }
 
     /// Remembers a window at the next [`flush`](Self::flush).
-    pub fn record_window(&mut self, window: WindowRecord) {
+    pub fn record_window(&mut self, window: Window) {
         self.push(Entry::Window(window));
     }
 
@@ -230,7 +230,7 @@ impl ResilientHistory {
     }
 
     /// As [`History::windows`]; empty when they can not be read.
-    pub fn windows(&mut self, filter: &Filter, now_unix: u64) -> Vec<WindowRecord> {
+    pub fn windows(&mut self, filter: &Filter, now_unix: u64) -> Vec<Window> {
         self.read(now_unix, |h| h.windows(filter)).unwrap_or_default()
     }
 
