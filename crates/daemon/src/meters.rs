@@ -15,7 +15,7 @@ use homeostat_model::{
 };
 use homeostat_platform::{Clock, PlatformError, SampleRequest, Sensors};
 pub use homeostat_probes::end;
-use homeostat_probes::known::known_meters;
+use homeostat_probes::known::{KnownMeter, known_meters};
 pub use homeostat_probes::owed::{Mended, mend, write_breakpoints_down_in};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,9 +37,6 @@ const READ_WITHIN: usize = 10;
 /// How often it is asked whether to go on.
 const NAP: Nanoseconds = Nanoseconds::from_millis(100);
 
-/// The classes of meters, those closest to the work first.
-pub const CLASSES: [&str; 5] = ["application", "probe", "kernel", "points", "hardware"];
-
 /// What counts the work of programs that are known (`homeostat meter known --json`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
@@ -50,21 +47,6 @@ pub struct Known {
     /// Meters that the configuration names.
     #[serde(default)]
     pub configured: Vec<NamedMeter>,
-}
-
-/// A meter of a program that is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KnownMeter {
-    /// Names of the program: process or executable file.
-    pub programs: Vec<String>,
-    /// Name of the meter.
-    pub meter: String,
-    /// What one count is.
-    pub unit: String,
-    /// What counting costs the program.
-    pub cost: String,
-    /// When it counts, and what it needs.
-    pub remark: String,
 }
 
 /// A meter that the configuration names.
@@ -93,16 +75,7 @@ pub fn known(settings: &MeterSettings) -> Known {
     Known {
         schema: SCHEMA,
         configured: settings.configured.iter().flat_map(named).collect(),
-        meters: known_meters()
-            .into_iter()
-            .map(|m| KnownMeter {
-                programs: m.programs.iter().map(|p| (*p).to_owned()).collect(),
-                meter: m.meter,
-                unit: m.unit.to_owned(),
-                cost: m.cost.to_owned(),
-                remark: m.remark.to_owned(),
-            })
-            .collect(),
+        meters: known_meters(),
     }
 }
 
@@ -254,17 +227,6 @@ pub struct Reading {
     pub cpu_s: f64,
 }
 
-/// A workload that was asked for, or why it is not there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// There it is.
-    One(WorkloadId),
-    /// There is none, but these have similar names.
-    Near(Vec<String>),
-    /// It could be any of these.
-    Several(Vec<String>),
-}
-
 /// Looks at meters without a daemon. What it opens is closed when it is dropped.
 pub struct Observer {
     policy: Policy,
@@ -305,12 +267,8 @@ impl Observer {
     }
 
     /// A workload by its name, its program, or one of its processes.
-    pub fn find(&self, name: &str) -> Choice {
-        match find_named(&self.workloads, name) {
-            Found::One(w) => Choice::One(w.id.clone()),
-            Found::Near(near) => Choice::Near(near),
-            Found::Several(several) => Choice::Several(several),
-        }
+    pub fn find(&self, name: &str) -> Found<'_, Workload> {
+        find_named(&self.workloads, name)
     }
 
     fn workload(&self, id: &WorkloadId) -> Result<Workload, PlatformError> {
@@ -324,14 +282,7 @@ impl Observer {
     }
 
     fn cpus(&self, id: &WorkloadId) -> f64 {
-        self.samples.get(id).map_or(0.0, |s| {
-            let seconds = s.interval.as_secs_f64();
-            if seconds > 0.0 {
-                s.cpu.as_secs_f64() / seconds
-            } else {
-                0.0
-            }
-        })
+        self.samples.get(id).map_or(0.0, |s| s.cpu.share_of(s.interval))
     }
 
     /// Which meters could count the work of one workload, or of the busiest. Nothing is opened.
@@ -571,7 +522,7 @@ impl Course {
         Some(Spans {
             count: seen.count,
             threads: self.threads.unwrap_or(0) as u64,
-            recorded: share(self.recorded, self.cpu).min(1.0),
+            recorded: self.recorded.share_of(self.cpu).min(1.0),
             median_s: seen.median.seconds,
             median_noise: seen.median.noise,
             p99_s: seen.p99.seconds,
@@ -594,11 +545,11 @@ impl Course {
     fn waits(&self) -> Waits {
         let [cpu, memory, io] = self
             .stalled
-            .map(|stalled| stalled.map(|stalled| share(stalled, self.machine_time)));
+            .map(|stalled| stalled.map(|stalled| stalled.share_of(self.machine_time)));
         Waits {
             runqueue_wait: self
                 .tells_runqueue_wait
-                .then(|| share(self.runqueue_wait, self.time)),
+                .then(|| self.runqueue_wait.share_of(self.time)),
             pressure_cpu: cpu,
             pressure_memory: memory,
             pressure_io: io,
@@ -612,15 +563,6 @@ fn some_stalled(machine: &MachineSample) -> [Nanoseconds; 3] {
         machine.pressure_memory.some,
         machine.pressure_io.some,
     ]
-}
-
-/// One time as a share of another; 0 of none.
-fn share(part: Nanoseconds, all: Nanoseconds) -> f64 {
-    if all.0 > 0 {
-        part.as_secs_f64() / all.as_secs_f64()
-    } else {
-        0.0
-    }
 }
 
 impl Observer {
@@ -764,7 +706,7 @@ impl Test {
             program: workload.program.clone(),
             pid: workload.processes.first().map_or(0, |p| i64::from(p.pid)),
             seconds: course.time.as_secs_f64(),
-            cpus: share(course.cpu, course.time),
+            cpus: course.cpu.share_of(course.time),
             meters,
             spans: course.spans(),
             spans_unknown: course.spans_unknown(),

@@ -158,7 +158,7 @@ pub struct NodePlaces {
 }
 
 /// A workload's places.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadPlaces {
     /// Name.
     pub name: String,
@@ -366,15 +366,9 @@ impl Observer {
             ),
             Wanted::Largest(most) => {
                 let size = |w: &Workload| {
+                    // A hundredth of a CPU is noise: below it memory decides.
                     self.samples.get(&w.id).map_or((0.0, 0), |s| {
-                        let seconds = s.interval.as_secs_f64();
-                        let cpus = if seconds > 0.0 {
-                            s.cpu.as_secs_f64() / seconds
-                        } else {
-                            0.0
-                        };
-                        // A hundredth of a CPU is noise: below it memory decides.
-                        ((cpus * 100.0).floor(), s.resident.0)
+                        ((s.cpu.share_of(s.interval) * 100.0).floor(), s.resident.0)
                     })
                 };
                 let mut list: Vec<Workload> = self
@@ -505,14 +499,8 @@ impl Observer {
         interval: f64,
     ) -> Vec<WorkloadPlaces> {
         let cpus_of = |w: &Workload| {
-            self.samples.get(&w.id).map_or(0.0, |s| {
-                let seconds = s.interval.as_secs_f64();
-                if seconds > 0.0 {
-                    s.cpu.as_secs_f64() / seconds
-                } else {
-                    0.0
-                }
-            })
+            let sample = self.samples.get(&w.id);
+            sample.map_or(0.0, |s| s.cpu.share_of(s.interval))
         };
         let known: Vec<(WorkloadId, homeostat_model::Locality, f64)> = looks
             .iter()
@@ -554,22 +542,9 @@ impl Observer {
             name: workload.id.to_string(),
             program: workload.program.clone(),
             pid: workload.processes.first().map_or(0, |p| i64::from(p.pid)),
-            unknown: None,
             cpus,
-            threads: 0,
-            running: Vec::new(),
-            memory: Vec::new(),
-            memory_error: 0.0,
-            memory_covered: 0.0,
-            local: None,
-            near: None,
-            far: None,
-            dispatches: None,
-            pages_migrated: None,
-            preferred: BTreeMap::new(),
-            bound: None,
-            counted_local: None,
             score: score.map(Into::into),
+            ..WorkloadPlaces::default()
         };
         let places = match places {
             Ok(places) => places,

@@ -568,7 +568,7 @@ impl Survey {
                 snapshot::compare(&self.catalogue, other, &host, &settings)
                     .into_iter()
                     .map(|d| Finding {
-                        kind: d.difference.name().to_owned(),
+                        kind: d.difference.to_string(),
                         name: d.name,
                         here: d.here,
                         there: d.there,
@@ -585,7 +585,7 @@ impl Survey {
                         .iter()
                         .find(|s| s.name == f.name)
                         .and_then(|s| s.found.value().map(str::to_owned)),
-                    kind: f.trouble.name().to_owned(),
+                    kind: f.trouble.to_string(),
                     name: f.name,
                     there: None,
                     place: f.place,

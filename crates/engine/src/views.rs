@@ -90,14 +90,7 @@ impl Engine {
 
     fn host_view(&self) -> Host {
         let sample = &self.machine_sample;
-        let interval = self.machine_interval.as_secs_f64();
-        let share = |time: Nanoseconds| {
-            if interval > 0.0 {
-                time.as_secs_f64() / interval
-            } else {
-                0.0
-            }
-        };
+        let share = |time: Nanoseconds| time.share_of(self.machine_interval);
         let cpus = self.machine.cpus.len() as u32;
         Host {
             cpus,

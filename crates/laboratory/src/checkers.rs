@@ -34,49 +34,34 @@ pub use ledger::{Hand, Ledger, Picture, Value, differences};
 pub use truth::Truth;
 
 use evidence::{Acted, Coins};
+use homeostat_model::words;
 use homeostat_model::{Action, ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_store::journal::Coin;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 
-/// One of the seven invariants of the design, or the liveness that follows when all faults have stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Invariant {
-    /// Every change has a synced record of what was found, and is taken back from it.
-    Restorable,
-    /// One change at a time per workload and shared resource.
-    OneAtATime,
-    /// What a person wrote is not overwritten.
-    PersonWins,
-    /// Nothing is kept without an accepting verdict.
-    NoHarm,
-    /// Everything has a maximum.
-    Bounded,
-    /// Same seed, same story.
-    Deterministic,
-    /// Every command has its sentence and its numbers.
-    Explained,
-    /// When the faults stop, everything settles.
-    Liveness,
-    /// Nothing that the machine does ends the program.
-    NoPanic,
-}
-
-impl fmt::Display for Invariant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Restorable => "restorable",
-            Self::OneAtATime => "one change at a time",
-            Self::PersonWins => "the person wins",
-            Self::NoHarm => "no harm",
-            Self::Bounded => "bounded",
-            Self::Deterministic => "deterministic",
-            Self::Explained => "explained",
-            Self::Liveness => "liveness",
-            Self::NoPanic => "no panic",
-        })
+words!(
+    /// One of the seven invariants of the design, or the liveness that follows when all faults have stopped.
+    Invariant {
+        /// Every change has a synced record of what was found, and is taken back from it.
+        Restorable = "restorable",
+        /// One change at a time per workload and shared resource.
+        OneAtATime = "one change at a time",
+        /// What a person wrote is not overwritten.
+        PersonWins = "the person wins",
+        /// Nothing is kept without an accepting verdict.
+        NoHarm = "no harm",
+        /// Everything has a maximum.
+        Bounded = "bounded",
+        /// Same seed, same story.
+        Deterministic = "deterministic",
+        /// Every command has its sentence and its numbers.
+        Explained = "explained",
+        /// When the faults stop, everything settles.
+        Liveness = "liveness",
+        /// Nothing that the machine does ends the program.
+        NoPanic = "no panic",
     }
-}
+);
 
 /// An invariant that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]

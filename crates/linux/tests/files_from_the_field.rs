@@ -86,7 +86,7 @@ impl Case {
         let settings = host.settings(&catalogue);
         stale::find(&catalogue, &host, &settings)
             .into_iter()
-            .map(|f| (f.trouble.name(), f.name, f.place))
+            .map(|f| (f.trouble.as_str(), f.name, f.place))
             .collect()
     }
 

@@ -212,12 +212,7 @@ impl MachineSample {
     /// Share of the interval in which some task waited for memory (PSI `some`), 0 to 1; 0 where the kernel does not tell.
     #[must_use]
     pub fn stalled_for_memory(&self, interval: Nanoseconds) -> f64 {
-        let seconds = interval.as_secs_f64();
-        if seconds > 0.0 {
-            self.pressure_memory.some.as_secs_f64() / seconds
-        } else {
-            0.0
-        }
+        self.pressure_memory.some.share_of(interval)
     }
 
     /// Whether memory is short: what is needed is taken, and comes back.

@@ -94,6 +94,14 @@ impl Nanoseconds {
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
+    /// As a share of another time; 0 of none.
+    pub fn share_of(self, all: Self) -> f64 {
+        if all.0 > 0 {
+            self.as_secs_f64() / all.as_secs_f64()
+        } else {
+            0.0
+        }
+    }
 }
 impl Add for Nanoseconds {
     type Output = Self;

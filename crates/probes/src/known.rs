@@ -2,20 +2,21 @@
 //! in one place. A test compares it with the functions that are really looked for.
 
 use crate::points::{KnownPoint, Place, known_points};
+use serde::{Deserialize, Serialize};
 
 /// One way to count the work of a program that is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownMeter {
     /// Names of the program: process or executable file.
-    pub programs: Vec<&'static str>,
+    pub programs: Vec<String>,
     /// Name of the meter.
     pub meter: String,
     /// What one count is.
-    pub unit: &'static str,
+    pub unit: String,
     /// What counting costs the program.
-    pub cost: &'static str,
+    pub cost: String,
     /// When it counts, and what it needs.
-    pub remark: &'static str,
+    pub remark: String,
 }
 
 /// What an emulated instruction costs; a function that begins with another is moved or costs ten times as much.
@@ -24,19 +25,13 @@ const PROBE_COST: &str = "0.8 to 1.3 µs a count (10 µs where its first instruc
 /// What progress points cost.
 const POINTS_COST: &str = "at most 0.5 % of its CPU time; the search at most 1 s of it";
 
-fn own(
-    programs: &[&'static str],
-    meter: &str,
-    unit: &'static str,
-    cost: &'static str,
-    remark: &'static str,
-) -> KnownMeter {
+fn own(programs: &[&str], meter: &str, unit: &str, cost: &str, remark: &str) -> KnownMeter {
     KnownMeter {
-        programs: programs.to_vec(),
+        programs: programs.iter().map(|p| (*p).to_owned()).collect(),
         meter: meter.to_owned(),
-        unit,
-        cost,
-        remark,
+        unit: unit.to_owned(),
+        cost: cost.to_owned(),
+        remark: remark.to_owned(),
     }
 }
 
@@ -118,17 +113,12 @@ pub fn known_meters() -> Vec<KnownMeter> {
 
 fn known_point(point: &KnownPoint) -> KnownMeter {
     let name = point.programs.first().copied().unwrap_or_default();
-    KnownMeter {
-        programs: point.programs.to_vec(),
-        meter: match point.place {
-            Place::Function(symbol) => format!("uprobe:{name}:{symbol}"),
-            Place::FunctionContaining(text) => format!("uprobe:{name}:*{text}*"),
-            Place::StaticProbe(provider, probe) => format!("usdt:{name}:{provider}:{probe}"),
-        },
-        unit: point.unit,
-        cost: PROBE_COST,
-        remark: point.remark,
-    }
+    let meter = match point.place {
+        Place::Function(symbol) => format!("uprobe:{name}:{symbol}"),
+        Place::FunctionContaining(text) => format!("uprobe:{name}:*{text}*"),
+        Place::StaticProbe(provider, probe) => format!("usdt:{name}:{provider}:{probe}"),
+    };
+    own(point.programs, &meter, point.unit, PROBE_COST, point.remark)
 }
 
 #[cfg(test)]
@@ -157,11 +147,11 @@ mod tests {
             assert!(
                 table
                     .iter()
-                    .any(|m| m.programs.contains(&program) && m.remark.contains("nothing of")),
+                    .any(|m| m.programs.iter().any(|p| p == program) && m.remark.contains("nothing of")),
                 "{program}"
             );
         }
-        let mut names: Vec<(&str, &[&str])> = table
+        let mut names: Vec<(&str, &[String])> = table
             .iter()
             .map(|m| (m.meter.as_str(), m.programs.as_slice()))
             .collect();

@@ -204,7 +204,10 @@ mod tests {
             other => other.kind().to_owned(),
         };
         let found = crate::stale::find(&catalogue, &host, &settings);
-        let kinds = found.iter().filter(|f| f.name == name).map(|f| f.trouble.name());
+        let kinds = found
+            .iter()
+            .filter(|f| f.name == name)
+            .map(|f| f.trouble.as_str());
         (origin, kinds.collect())
     }
 

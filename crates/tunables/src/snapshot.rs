@@ -3,6 +3,7 @@
 use crate::catalogue::Catalogue;
 use crate::settings::{Found, Host, Known, Setting};
 use crate::stale;
+use homeostat_model::words;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -79,27 +80,17 @@ impl Snapshot {
     }
 }
 
-/// In what way two machines are not alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Difference {
-    /// They have different values.
-    Value,
-    /// This machine does not have it.
-    MissingHere,
-    /// Only this machine has it, and not at its default.
-    MissingThere,
-}
-
-impl Difference {
-    /// Its name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Value => "differs",
-            Self::MissingHere => "missing_here",
-            Self::MissingThere => "missing_there",
-        }
+words!(
+    /// In what way two machines are not alike.
+    Difference {
+        /// They have different values.
+        Value = "differs",
+        /// This machine does not have it.
+        MissingHere = "missing_here",
+        /// Only this machine has it, and not at its default.
+        MissingThere = "missing_there",
     }
-}
+);
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,7 +244,7 @@ mod tests {
         let found = compare(&catalogue, &snapshot, &host, &settings);
         let names: Vec<(&str, &str)> = found
             .iter()
-            .map(|d| (d.difference.name(), d.name.as_str()))
+            .map(|d| (d.difference.as_str(), d.name.as_str()))
             .collect();
         assert_eq!(
             names,

@@ -8,34 +8,24 @@ use crate::reading::Reading;
 use crate::settings::{Host, Said, Setting};
 use crate::tree::{Release, Tree, Unreadable};
 use crate::values::Values;
+use homeostat_model::words;
 
 /// Most devices of one kind that a rule is looked up for.
 const DEVICES_MAX: usize = 128;
 
-/// What is wrong with a setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
-    /// It is written down, and this kernel does not have it or does not read it.
-    Ignored,
-    /// It is written down, and something else is in force.
-    NotInForce,
-    /// Two places say different values, and nothing fixes which of them comes last.
-    Conflict,
-    /// It works against the machine.
-    WorksAgainst,
-}
-
-impl Trouble {
-    /// Its name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ignored => "ignored",
-            Self::NotInForce => "not_in_force",
-            Self::Conflict => "conflict",
-            Self::WorksAgainst => "works_against",
-        }
+words!(
+    /// What is wrong with a setting.
+    Trouble {
+        /// It is written down, and this kernel does not have it or does not read it.
+        Ignored = "ignored",
+        /// It is written down, and something else is in force.
+        NotInForce = "not_in_force",
+        /// Two places say different values, and nothing fixes which of them comes last.
+        Conflict = "conflict",
+        /// It works against the machine.
+        WorksAgainst = "works_against",
     }
-}
+);
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]

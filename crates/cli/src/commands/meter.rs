@@ -4,10 +4,10 @@ use crate::failure::{Failure, Kind};
 use crate::{Context, render};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use homeostat_daemon::client::ClientError;
 use homeostat_daemon::machine_lock::Measuring;
-use homeostat_daemon::meters::{self, Choice, Observer, PointsWish};
-use homeostat_model::{Nanoseconds, WorkloadId};
+use homeostat_daemon::meters::{self, Observer, PointsWish};
+use homeostat_daemon::{api::Found, client::ClientError};
+use homeostat_model::{MeterClass, Nanoseconds, WorkloadId};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ enum What {
         #[arg(long, value_parser = clap::value_parser!(u32).range(i64::from(meters::SECONDS_MIN)..=3600))]
         seconds: Option<u32>,
         /// Open meters of these classes only.
-        #[arg(long, value_name = "CLASS", value_parser = PossibleValuesParser::new(meters::CLASSES))]
+        #[arg(long, value_name = "CLASS", value_parser = PossibleValuesParser::new(MeterClass::ALL.iter().map(|c| c.as_str())))]
         class: Vec<String>,
     },
     /// Show the table of programs whose work is counted without configuration, and the meters that the configuration names.
@@ -195,9 +195,9 @@ fn not_a_program(pid: u32) -> Option<&'static str> {
 
 fn find(observer: &Observer, name: &str) -> Result<WorkloadId, Failure> {
     let (near, ambiguous) = match observer.find(name) {
-        Choice::One(id) => return Ok(id),
-        Choice::Near(near) => (near, false),
-        Choice::Several(several) => (several, true),
+        Found::One(w) => return Ok(w.id.clone()),
+        Found::Near(near) => (near, false),
+        Found::Several(several) => (several, true),
     };
     let why = match name.parse::<u32>() {
         Ok(pid) => not_a_program(pid).map(|why| format!("{name}: {why}")),
