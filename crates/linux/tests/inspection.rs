@@ -267,7 +267,10 @@ fn hold_nothing_up(victim: &mut Victim, name: &str, bound: Duration) {
         println!("{name}: {look} takes {:?}", begun.elapsed());
         let held = victim.held_up_by(|| take(&mut platform, &workload, id));
         println!("{name}: {look} holds it up by {held:?} at most");
-        assert!(held <= bound, "{name}: {look} holds it up by {held:?}, at most {bound:?}");
+        assert!(
+            held <= bound,
+            "{name}: {look} holds it up by {held:?}, at most {bound:?}"
+        );
         longest = longest.max(held);
     }
     println!("{name}: longest stall {longest:?}");
