@@ -12,7 +12,7 @@ SPEED_ARGS ?=
 SHAPE ?= all
 VM_ARGS ?=
 # Emulated machines that `make test` boots. `make evidence` boots all.
-TEST_SHAPES := two-nodes trials two-caches debian-13
+TEST_SHAPES := two-nodes trials
 
 PROGRAM := target/release/homeostat
 BUILD := $(CARGO) build --release --locked

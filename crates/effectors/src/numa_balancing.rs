@@ -17,6 +17,9 @@ use std::collections::BTreeMap;
 /// Bits that the kernel knows: `NUMA_BALANCING_NORMAL` and `NUMA_BALANCING_MEMORY_TIERING`.
 const VALUE_MAX: u8 = 3;
 
+/// What the setting is called in sentences, which begin with it.
+const NAME: &str = "kernel.numa_balancing";
+
 /// Switches automatic NUMA balancing.
 pub(super) struct NumaBalancing {
     root: Root,
@@ -79,11 +82,19 @@ impl Effector for NumaBalancing {
     }
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
+        // The kernel takes each value as it is, so a third one is a person's also after a change that was only begun.
+        let reached = match reached {
+            Reached::Begun => Reached::Made,
+            other => other,
+        };
         self.setting.inherit(record, reached);
     }
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
-        self.setting.review(workloads)
+        // The strategies know the setting by its name.
+        let named = |text: String| text.replacen(FILE, NAME, 1);
+        let told = self.setting.review(workloads).into_iter();
+        told.map(|(workload, text)| (workload, named(text))).collect()
     }
 
     fn holder(&self, file: &str) -> Holder {
@@ -336,7 +347,10 @@ mod tests {
         let told = effector.review(&nobody);
         assert_eq!(told.len(), 1);
         assert_eq!(told[0].0.as_str(), "host");
-        assert!(told[0].1.contains("set to 1"), "{told:?}");
+        assert!(
+            told[0].1.starts_with(NAME) && told[0].1.contains("set to 1"),
+            "{told:?}"
+        );
         assert_eq!(effector.holder(FILE), Holder::SomebodyElse);
         assert_eq!(effector.holder("/proc/sys/vm/swappiness"), Holder::Unknown);
         effector.setting.advance(&record, Direction::Undo).unwrap();

@@ -16,8 +16,8 @@
 //! be written. What is put back is then written to the other one ([`State`]).
 //!
 //! A file, or a pair, is held at one value. An action that wants another value is refused until the first one is undone:
-//! it would find what the first has set, and only actions of one workload are undone in order. Several actions for the same
-//! value, prepared before the first is applied, share it: the value found comes back when the last of them is undone.
+//! it would find what the first has set, and only actions of one workload are undone in order. Actions of several workloads
+//! that found the same value and want the same share it: the value found comes back when the last of them is undone.
 //!
 //! What remains, since the kernel has no "write if it is still so": a value that somebody writes between our look and our write,
 //! microseconds later, is not seen; one that they write twice in a row between our tries reads as rounding; one that is just
@@ -62,6 +62,25 @@ struct Left {
     file: String,
     /// The value of the action.
     ours: String,
+    /// The value that it found.
+    found: String,
+}
+
+impl Left {
+    fn of(record: &UndoRecord, direction: Option<Direction>) -> Result<Self, PlatformError> {
+        let (file, ours) = wanted(&record.action)?;
+        let found = record
+            .found
+            .get("value")
+            .ok_or_else(|| malformed(record, "value"))?;
+        Ok(Self {
+            direction,
+            workload: record.action.workload.clone(),
+            file,
+            ours,
+            found: found.clone(),
+        })
+    }
 }
 
 /// Writes settings.
@@ -96,10 +115,13 @@ impl Setting {
             .filter(|left| left.direction == Some(Direction::Apply))
     }
 
-    /// Whether another action may have brought the file to this value and not put it back.
-    fn is_held_besides(&self, id: ActionId, file: &str, ours: &str) -> bool {
-        self.left.iter().any(|(other, left)| {
-            *other != id && left.direction != Some(Direction::Undo) && left.file == file && left.ours == ours
+    /// The actions of other workloads that share the value of this one.
+    fn sharers(&self, own: &Left) -> impl Iterator<Item = (&ActionId, &Left)> {
+        self.left.iter().filter(|(_, left)| {
+            left.workload != own.workload
+                && left.file == own.file
+                && left.ours == own.ours
+                && left.found == own.found
         })
     }
 
@@ -108,15 +130,8 @@ impl Setting {
         self.theirs.iter().any(|theirs| is_one_setting(theirs, file))
     }
 
-    fn leave(&mut self, action: &Action, direction: Option<Direction>) -> Result<(), PlatformError> {
-        let (file, ours) = wanted(action)?;
-        let left = Left {
-            direction,
-            workload: action.workload.clone(),
-            file,
-            ours,
-        };
-        self.left.insert(action.id, left);
+    fn leave(&mut self, record: &UndoRecord, direction: Option<Direction>) -> Result<(), PlatformError> {
+        self.left.insert(record.action.id, Left::of(record, direction)?);
         Ok(())
     }
 
@@ -171,17 +186,14 @@ impl Setting {
     }
 
     fn drive(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
-        let (file, ours) = wanted(&record.action)?;
+        let own = Left::of(record, Some(direction))?;
+        let file = own.file.clone();
         let ours = State {
-            value: ours,
+            value: own.ours.clone(),
             other: None,
         };
         let found = State {
-            value: record
-                .found
-                .get("value")
-                .ok_or_else(|| malformed(record, "value"))?
-                .clone(),
+            value: own.found.clone(),
             other: record.found.get("other").cloned(),
         };
         let now = self.look(&file)?;
@@ -195,13 +207,17 @@ impl Setting {
             // Whatever it holds by now, also what we would have set: it is theirs since.
             return theirs(direction, file, &source.value, now.value);
         }
-        let is_shared = self.is_held_besides(id, &file, &ours.value);
+        let is_shared = self
+            .sharers(&own)
+            .any(|(_, left)| left.direction != Some(Direction::Undo));
         if direction == Direction::Undo && is_shared && now.value == ours.value {
             // It goes back with the last of them.
             return self.end(record, direction);
         }
         let is_there = now.value == goal.value;
-        let is_ours_to_move = now.value == source.value || self.made.get(&id) == Some(&now.value);
+        let is_made = |maker: &ActionId| self.made.get(maker) == Some(&now.value);
+        let is_ours_to_move =
+            now.value == source.value || is_made(&id) || self.sharers(&own).any(|(maker, _)| is_made(maker));
         // Ours already, although we left it as found: somebody chose what we would have set, and it is theirs.
         let is_chosen =
             direction == Direction::Apply && is_there && was_left == Some(Direction::Undo) && !is_shared;
@@ -216,7 +232,7 @@ impl Setting {
         if !is_there {
             if direction == Direction::Apply {
                 // What is being undone is held until it is.
-                self.leave(&record.action, None)?;
+                self.leave(record, None)?;
             }
             match self.bring(&file, goal)? {
                 Settled::There => {}
@@ -229,7 +245,7 @@ impl Setting {
                         match self.bring(&file, &found) {
                             Ok(Settled::There) => {
                                 self.made.remove(&id);
-                                self.leave(&record.action, Some(Direction::Undo))?;
+                                self.leave(record, Some(Direction::Undo))?;
                             }
                             Ok(Settled::Theirs(value)) => {
                                 return self.yield_to(direction, file, &goal.value, value);
@@ -256,7 +272,7 @@ impl Setting {
     fn end(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         self.made.remove(&record.action.id);
         self.begun.remove(&record.action.id);
-        self.leave(&record.action, Some(direction))?;
+        self.leave(record, Some(direction))?;
         Ok(Progress {
             done: true,
             finished: 1,
@@ -292,26 +308,32 @@ impl Effector for Setting {
                 ),
             });
         }
+        // Before anything is remembered: who is refused is not told to forget, and would hold the file for ever.
+        let boot_id = boot_id(&self.root)?;
+        let mut found = BTreeMap::from([("value".to_owned(), now.value)]);
+        found.extend(now.other.map(|value| ("other".to_owned(), value)));
+        let record = UndoRecord {
+            action: action.clone(),
+            boot_id,
+            found,
+        };
+        let own = Left::of(&record, Some(Direction::Undo))?;
+        let sharers: BTreeSet<ActionId> = self
+            .sharers(&own)
+            .filter(|(_, left)| left.direction == Some(Direction::Undo))
+            .map(|(id, _)| *id)
+            .collect();
         if let Some((holder, left)) = self.left.iter().find(|(id, left)| {
-            let is_same = left.file == file && left.ours == ours;
-            **id != action.id && !is_same && is_one_setting(&left.file, &file)
+            **id != action.id && !sharers.contains(id) && is_one_setting(&left.file, &file)
         }) {
             return Err(PlatformError::Busy {
                 why: format!("action {holder} for {} has it until it is undone", left.workload),
                 what: file,
             });
         }
-        // Before anything is remembered: who is refused is not told to forget, and would hold the file for ever.
-        let boot_id = boot_id(&self.root)?;
         // From now on somebody who writes our value has chosen it.
-        self.leave(action, Some(Direction::Undo))?;
-        let mut found = BTreeMap::from([("value".to_owned(), now.value)]);
-        found.extend(now.other.map(|value| ("other".to_owned(), value)));
-        Ok(UndoRecord {
-            action: action.clone(),
-            boot_id,
-            found,
-        })
+        self.left.insert(action.id, own);
+        Ok(record)
     }
 
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
@@ -334,7 +356,7 @@ impl Effector for Setting {
         let direction = (!self.begun.contains(&id)).then_some(Direction::Apply);
         if !self.left.contains_key(&id) {
             // A record that is not understood is told when it is undone.
-            let _ = self.leave(&record.action, direction);
+            let _ = self.leave(record, direction);
         }
     }
 
@@ -348,7 +370,7 @@ impl Effector for Setting {
             Reached::PutBack => Some(Direction::Undo),
         };
         // A record that is not understood is told when it is undone.
-        let _ = self.leave(&record.action, direction);
+        let _ = self.leave(record, direction);
     }
 
     fn review(&mut self, _workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
@@ -899,6 +921,53 @@ mod tests {
         assert!(busy(effector.prepare(&bytes)));
         effector.forget(&first);
         effector.prepare(&second).unwrap();
+    }
+
+    #[test]
+    fn what_several_workloads_found_and_want_alike_comes_back_with_the_last() {
+        let (_keep, root) = machine(&[]);
+        let mut effector = Setting::new(root.clone());
+        let of = |id: u64, workload: &str, value: &str| {
+            let mut action = action(FILE, value);
+            action.id = ActionId(id);
+            action.workload = workload.into();
+            action
+        };
+        let a = effector.prepare(&of(1, "a", "10")).unwrap();
+        let b = effector.prepare(&of(2, "b", "10")).unwrap();
+        effector.advance(&a, Direction::Apply).unwrap();
+        effector.advance(&b, Direction::Apply).unwrap();
+        for (record, left) in [(&a, "10"), (&b, "60")] {
+            effector.advance(record, Direction::Undo).unwrap();
+            assert_eq!(now(&root, FILE), left);
+        }
+        // A third that finds another value does not share: what it found would be lost.
+        std::fs::write(root.path(FILE), "33\n").unwrap();
+        let third = effector.prepare(&of(3, "c", "10"));
+        assert!(matches!(third, Err(PlatformError::Busy { .. })), "{third:?}");
+    }
+
+    #[test]
+    fn an_older_change_of_the_same_workload_to_the_same_value_is_no_reason_to_leave_a_newer_one() {
+        let (_keep, root) = machine(&[]);
+        let record = |id: u64, value: &str, found: &str| {
+            let mut action = action(FILE, value);
+            action.id = ActionId(id);
+            UndoRecord {
+                action,
+                boot_id: "this".into(),
+                found: BTreeMap::from([("value".to_owned(), found.to_owned())]),
+            }
+        };
+        // By hand: 10, then 20, then 10 again, and a kill before that is noted as kept.
+        std::fs::write(root.path(FILE), "10\n").unwrap();
+        let mut next = Setting::new(root.clone());
+        next.inherit(&record(1, "10", "60"), Reached::Made);
+        next.inherit(&record(2, "20", "10"), Reached::Made);
+        let third = record(3, "10", "20");
+        next.inherit(&third, Reached::Begun);
+        assert!(next.advance(&third, Direction::Undo).unwrap().verified);
+        assert_eq!(now(&root, FILE), "20");
     }
 
     #[test]

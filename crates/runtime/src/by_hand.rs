@@ -53,6 +53,7 @@ pub fn change(
             match recovery::drive(effectors, clock, &record, Direction::Undo) {
                 Ok(_) => {
                     journal.closed(action.id)?;
+                    effectors.forget(&record);
                     failed.into_error(&record)
                 }
                 Err(undo) => ByHandError::HalfWay {
