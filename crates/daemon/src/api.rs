@@ -128,7 +128,7 @@ impl Explanation {
             schema: SCHEMA,
             workload: workload.clone(),
             meters: workload.meters.iter().map(Into::into).collect(),
-            decisions: workload.decisions.clone(),
+            decisions: workload.decisions.to_vec(),
             experiments: those(&status.experiments, |e| tries(&e.workload, &e.others)),
             in_force: those(&status.in_force, |c| c.workload == *name),
             outcomes: those(&status.outcomes, |o| tries(&o.workload, &o.others)),

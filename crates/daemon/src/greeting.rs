@@ -335,9 +335,9 @@ mod tests {
             undone: false,
             summary: format!("why {id}"),
             meter: None,
-            meters: vec![],
+            meters: [].into(),
             proposal: None,
-            decisions: vec![],
+            decisions: [].into(),
         }
     }
 

@@ -97,12 +97,8 @@ impl Standing {
 
     /// Why the daemon does not act although the switch lets it: where the mode stands, and what to do.
     pub fn forbidden_by(&self) -> Option<(&'static str, String, String)> {
-        let what = match self.mode {
-            Mode::Act => return None,
-            Mode::AdviseOnly => "advise-only",
-            Mode::Calibrate => "calibrate",
-        };
-        let place = self.mode_from.as_ref()?;
+        let what = self.mode;
+        let place = self.mode_from.as_ref().filter(|_| what != Mode::Act)?;
         Some(if place.is_command_line() {
             (
                 "command line",

@@ -60,9 +60,9 @@ fn workload(id: &str, program: &str, pid: i64) -> Workload {
         undone: false,
         summary: "watching".into(),
         meter: None,
-        meters: vec![],
+        meters: [].into(),
         proposal: None,
-        decisions: vec![],
+        decisions: [].into(),
     }
 }
 

@@ -3,23 +3,25 @@
 //! Times are in seconds, shares in 0..1, unless the name says otherwise. The example
 //! `operating_characteristics` of the crate `homeostat-statistics` prints what the defaults of the experiment achieve.
 
+use homeostat_model::words;
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::discovery::Rule;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Whether homeostat acts or only says what it would do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Try, prove, keep or undo.
-    #[default]
-    Act,
-    /// Find and say what would be tried, with ids; change nothing. What is in force is undone.
-    AdviseOnly,
-    /// Run placebo experiments only: measures our own false accepts; changes nothing.
-    Calibrate,
-}
+words!(
+    /// Whether homeostat acts or only says what it would do.
+    #[derive(Default)]
+    Mode {
+        /// Try, prove, keep or undo.
+        #[default]
+        Act = "act",
+        /// Find and say what would be tried, with ids; change nothing. What is in force is undone.
+        AdviseOnly = "advise-only",
+        /// Run placebo experiments only: measures our own false accepts; changes nothing.
+        Calibrate = "calibrate",
+    }
+);
 
 /// Which set of thresholds the strategies use where the configuration does not say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,6 +10,7 @@ use homeostat_model::{
     WorkloadKind, words,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Version of these shapes. Raised when a field is removed or changes its meaning; new fields may come without a new number.
 pub const SCHEMA: u32 = 1;
@@ -165,12 +166,13 @@ pub struct Workload {
     pub meter: Option<Meter>,
     /// The proposal that waits.
     pub proposal: Option<Proposal>,
-    /// The meters that were looked at, with refusals. These are told in an explanation only.
+    /// The meters that were looked at, with refusals. These are told in an explanation only; copies share
+    /// them.
     #[serde(skip)]
-    pub meters: Vec<MeterCandidate>,
+    pub meters: Arc<[MeterCandidate]>,
     /// The chain of decisions, oldest first, bounded; likewise.
     #[serde(skip)]
-    pub decisions: Vec<Decision>,
+    pub decisions: Arc<[Decision]>,
 }
 
 impl Workload {

@@ -3,7 +3,6 @@
 use crate::engine::Engine;
 use crate::experiment::{Experiment, Phase};
 use crate::meters;
-use crate::policy::Mode;
 use crate::view::{
     self, Budget, Calibration, Change, Host, Meter, Proposal, SCHEMA, Stage, Status, TrialBlock, Workload,
     finite, finite_or_zero,
@@ -50,12 +49,7 @@ impl Engine {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             at_unix: self.unix,
-            mode: match self.policy.mode {
-                Mode::Act => "act",
-                Mode::AdviseOnly => "advise-only",
-                Mode::Calibrate => "calibrate",
-            }
-            .to_owned(),
+            mode: self.policy.mode.to_string(),
             paused: self.paused,
             machine: self.machine.fingerprint(),
             host: self.host_view(),
@@ -152,7 +146,7 @@ impl Engine {
                     objective_reason: w.objective_reason.to_owned(),
                 }
             }),
-            meters: w.candidates.clone(),
+            meters: w.candidates.as_slice().into(),
             proposal: w
                 .proposed
                 .as_ref()

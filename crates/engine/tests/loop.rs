@@ -1547,7 +1547,7 @@ fn a_setting_that_somebody_else_took_hold_of_is_given_up_with_the_reason() {
     let told = view
         .workloads
         .iter()
-        .flat_map(|w| &w.decisions)
+        .flat_map(|w| w.decisions.iter())
         .any(|d| d.text.contains(why));
     assert!(told, "{:?}", view.workloads);
 }

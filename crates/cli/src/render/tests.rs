@@ -38,9 +38,9 @@ fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> Workload {
         undone: false,
         summary: summary.into(),
         meter: None,
-        meters: vec![],
+        meters: [].into(),
         proposal: None,
-        decisions: vec![],
+        decisions: [].into(),
     }
 }
 
@@ -74,7 +74,7 @@ fn view() -> Status {
         objective: "work per second".into(),
         objective_reason: "it uses all the CPU it can get".into(),
     });
-    redis.meters = vec![
+    redis.meters = [
         MeterCandidate {
             id: "redis:commands".into(),
             class: MeterClass::Application,
@@ -91,8 +91,9 @@ fn view() -> Status {
             lag: Nanoseconds::ZERO,
             refused: Some("the program publishes no progress file; link the progress library".into()),
         },
-    ];
-    redis.decisions = vec![
+    ]
+    .into();
+    redis.decisions = [
         Decision {
             at_unix: NOW - 900,
             stage: Stage::Considered,
@@ -103,7 +104,8 @@ fn view() -> Status {
             stage: Stage::Improved,
             text: "accepted: +14.2 %".into(),
         },
-    ];
+    ]
+    .into();
     let mut java = workload("shop.service", "java", Stage::Proposed, "waits for its turn");
     java.proposal = Some(Proposal {
         id: "large_pages/shop.service".into(),

@@ -49,8 +49,8 @@ fn workload(name: &str, stage: &str, cpus: f64) -> Workload {
             objective: "work per second".into(),
             objective_reason: "the load is saturated".into(),
         }),
-        meters: Vec::new(),
-        decisions: Vec::new(),
+        meters: [].into(),
+        decisions: [].into(),
         proposal: (stage == "proposed").then(|| Proposal {
             id: "large_pages/x".into(),
             strategy: "large_pages".into(),
