@@ -108,10 +108,11 @@ size: cargo-there ## how large the code is, and how large it is to be
 replay: cargo-there ## what the engine answers to the corpus: recordings of real programs, and 500 simulated machines; some minutes
 	$(CARGO) test -p homeostat-laboratory --locked --test corpus -- --include-ignored
 
-evidence: cargo-there test-tools vm-tools ## what takes long: 10,000 hours of faults, all 500 machines of the corpus, 50 kills, each emulated machine (as root)
+evidence: build test-tools vm-tools ## what takes long: 10,000 hours of faults, all 500 machines of the corpus, 50 kills, memory of the program that is installed, each emulated machine (as root)
 	$(CARGO) test --workspace --locked --no-run
 	$(CARGO) test -p homeostat-laboratory --locked -- --include-ignored
 	HOMEOSTAT_KILLS=50 $(CARGO) test -p homeostat-cli --locked --test hostile s1_kill
+	HOMEOSTAT_PROGRAM="$(abspath $(PROGRAM))" $(CARGO) test -p homeostat-cli --locked --test memory
 	vm/vm-test $(VM_ARGS)
 
 lab: cargo-there ## build the simulated machine and its command line, target/release/homeostat-lab

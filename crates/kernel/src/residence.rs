@@ -6,7 +6,6 @@
 
 use crate::bytes::{hexadecimal, lines, number, words};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt as _;
 
 /// Memory from which the C library would map a block of its own, and give it back when it is freed, in bytes: the most that
 /// glibc takes (`HEAP_MAX_SIZE / 2` of malloc/arena.c on 64-bit machines).
@@ -65,36 +64,41 @@ pub fn touch_stack() {
     std::hint::black_box(&mut room);
 }
 
-/// What a program has mapped of a file, by its inode, to be executed.
-pub fn parse_code(maps: &[u8], file: u64) -> Vec<Range<usize>> {
-    lines(maps)
-        .filter_map(|line| {
-            let mut parts = words(line);
-            let range = parts.next()?;
-            let permissions = parts.next()?;
-            let inode = parts.nth(2).and_then(number)?;
-            if inode != file || !permissions.contains(&b'x') || permissions.contains(&b'w') {
-                return None;
-            }
-            let at = range.iter().position(|&b| b == b'-')?;
-            let start = usize::try_from(hexadecimal(range.get(..at)?)?).ok()?;
-            let end = usize::try_from(hexadecimal(range.get(at + 1..)?)?).ok()?;
-            (start < end).then_some(start..end)
-        })
+/// What a program has mapped to be executed of the file that this address of it belongs to.
+pub fn parse_code(maps: &[u8], address: usize) -> Vec<Range<usize>> {
+    let mapping = |line| {
+        let mut parts = words(line);
+        let range = parts.next()?;
+        let permissions = parts.next()?;
+        let file = (parts.nth(1)?, parts.next().and_then(number)?);
+        let at = range.iter().position(|&b| b == b'-')?;
+        let start = usize::try_from(hexadecimal(range.get(..at)?)?).ok()?;
+        let end = usize::try_from(hexadecimal(range.get(at + 1..)?)?).ok()?;
+        let is_code = permissions.contains(&b'x') && !permissions.contains(&b'w');
+        (start < end && is_code).then_some((start..end, file))
+    };
+    let all: Vec<_> = lines(maps).filter_map(mapping).collect();
+    let own = all.iter().find(|(range, _)| range.contains(&address));
+    let is_own = |(_, file): &&(Range<usize>, _)| own.is_some_and(|(_, own)| own == file);
+    all.iter()
+        .filter(is_own)
+        .map(|(range, _)| range.clone())
         .collect()
 }
 
 /// Brings the code of this program into memory and keeps it there (`mlock(2)`), unless it is more than `most` bytes. Its
-/// libraries and its data stay as they are used. Returns how much it is.
+/// libraries and its data come as they are used. Returns how much it is.
 ///
 /// # Errors
-/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self` cannot be read;
-/// `FileTooLarge` beyond `most`.
+/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self/maps` cannot be read;
+/// `NotFound` when it does not show the code, `FileTooLarge` beyond `most`.
 pub fn lock_code(most: usize) -> std::io::Result<usize> {
-    let program = std::fs::metadata("/proc/self/exe")?.ino();
     let maps = std::fs::read("/proc/self/maps")?;
-    let code = parse_code(&maps, program);
+    let code = parse_code(&maps, lock_code as *const () as usize);
     let bytes: usize = code.iter().map(ExactSizeIterator::len).sum();
+    if bytes == 0 {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
     if bytes > most {
         return Err(std::io::ErrorKind::FileTooLarge.into());
     }
@@ -121,7 +125,13 @@ mod tests {
             7f0000000000-7f0000001000 ---p 00000000 fe:00 13   /lib/libc.so.6\n\
             7f0000001000-7f0000002000 r-xp 00001000 fe:00 13   /lib/libc.so.6\n\
             7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0    [vdso]\nrubbish\n";
-        assert_eq!(parse_code(maps, 12), vec![0x55d0_a010_0000..0x55d0_a090_0000]);
+        let program = vec![0x55d0_a010_0000..0x55d0_a090_0000];
+        assert_eq!(parse_code(maps, 0x55d0_a020_0000), program);
+        assert_eq!(
+            parse_code(maps, 0x7f00_0000_1800),
+            vec![0x7f00_0000_1000..0x7f00_0000_2000]
+        );
+        assert_eq!(parse_code(maps, 0x1000), Vec::new());
     }
 
     #[test]

@@ -59,8 +59,6 @@ struct Found {
 
 impl Found {
     fn now(victim: u32) -> Self {
-        let rollup = fs::read_to_string(format!("/proc/{victim}/smaps_rollup")).unwrap();
-        let huge = rollup.lines().find(|line| line.starts_with("AnonHugePages:"));
         let smaps = fs::read_to_string(format!("/proc/{victim}/smaps")).unwrap();
         let flags = |flag| {
             let flags = smaps.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
@@ -72,11 +70,18 @@ impl Found {
         gather(Path::new("/sys/kernel/mm/transparent_hugepage"), &mut settings);
         assert!(settings.keys().any(|name| name.ends_with("/enabled")));
         Self {
-            huge: huge.unwrap().to_owned(),
+            huge: huge(victim),
             advised: [flags("hg"), flags("nh")],
             settings,
         }
     }
+}
+
+/// `AnonHugePages` of a process.
+fn huge(pid: u32) -> String {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = rollup.lines().find(|line| line.starts_with("AnonHugePages:"));
+    line.unwrap().to_owned()
 }
 
 /// The files of a directory that can be written, and those below it. Others are counters.
@@ -149,13 +154,14 @@ fn a_daemon_that_is_killed_in_a_trial_leaves_the_machine_as_found() {
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
         let moment = MOMENTS.mul_f64((random >> 33) as f64 / f64::from(1u32 << 31));
+        std::thread::sleep(moment);
         if kill == 1 {
-            while Found::now(victim.pid()) == found {
-                assert!(begun.elapsed() < TRIAL_PATIENCE, "the trial changes something");
-                std::thread::sleep(Duration::from_millis(5));
+            // In a block in which the change is in force, wholly or in part.
+            let waited = Instant::now();
+            while huge(victim.pid()) == found.huge {
+                assert!(waited.elapsed() < TRIAL_PATIENCE, "the trial changes something");
+                std::thread::sleep(Duration::from_millis(50));
             }
-        } else {
-            std::thread::sleep(moment);
         }
         let killed = begun.elapsed();
         plant.attacked.kill9();
