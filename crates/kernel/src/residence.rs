@@ -125,12 +125,12 @@ mod tests {
             7f0000000000-7f0000001000 ---p 00000000 fe:00 13   /lib/libc.so.6\n\
             7f0000001000-7f0000002000 r-xp 00001000 fe:00 13   /lib/libc.so.6\n\
             7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0    [vdso]\nrubbish\n";
-        let program = vec![0x55d0_a010_0000..0x55d0_a090_0000];
-        assert_eq!(parse_code(maps, 0x55d0_a020_0000), program);
-        assert_eq!(
-            parse_code(maps, 0x7f00_0000_1800),
-            vec![0x7f00_0000_1000..0x7f00_0000_2000]
+        let (program, library) = (
+            0x55d0_a010_0000..0x55d0_a090_0000,
+            0x7f00_0000_1000..0x7f00_0000_2000,
         );
+        assert_eq!(parse_code(maps, 0x55d0_a020_0000), [program]);
+        assert_eq!(parse_code(maps, 0x7f00_0000_1800), [library]);
         assert_eq!(parse_code(maps, 0x1000), Vec::new());
     }
 
