@@ -1,16 +1,14 @@
-//! What is done for a program when the reader that pushed it out is contained: first what the reader had brought is given back
-//! ([`GivingBack`]), then what the program lost is brought back ([`BringingBack`]).
+//! Repairs the damage to a program once its streaming reader is limited. First it drops the reader's pages
+//! ([`GivingBack`]), then it reads the program's lost pages again ([`BringingBack`]).
 //!
-//! Once is not always enough. What lay ahead of the reader when it was contained lies behind it a moment later; while a process
-//! does not let itself be looked at nothing is given back, and where the group of both stays full of what the reader brought, the kernel
-//! goes on taking the program's pages. So while the reader stays contained it is looked whether the program still waits for storage,
-//! by what storage delivers to it (`read_bytes` in `/proc/PID/io`, which page faults count in, too): two seconds after all was done,
-//! and later and later while it is little. Where it is not, both are done once more.
+//! Once is not always enough. Pages ahead of the reader lie behind it a moment later. While a process cannot be checked
+//! nothing is dropped, and if the group of both stays full, the kernel goes on taking the program's pages. So homeostat
+//! watches the program's reads from storage (`read_bytes` in `/proc/PID/io`, page faults included). The first check is
+//! two seconds after a pass, later ones at growing intervals while reads are few. If they are many, a pass follows.
 //!
-//! A program may read much from storage because it always does, and then that is of no use to it. A pass after which storage does not
-//! deliver less than half of what it did before was in vain, and after each of those the next one is twice as far away ([`Watch`]). One that
-//! reads in bursts looks as if it were helped each time; so in all no more is brought than 1 GiB, and what storage has delivered to the
-//! program itself since: its load on the disk is doubled at most.
+//! A program may always read much from storage, and then a pass is useless. A pass is in vain unless it halves the
+//! reads. After each such pass the next one waits twice as long ([`Watch`]). A program that reads in bursts looks
+//! helped. So later passes bring at most 1 GiB plus what storage has since delivered: the load at most doubles.
 
 use crate::bringing_back::{BROUGHT_AGAIN_MAX, BringingBack, Limits, PROCESSES_MAX};
 use crate::fetcher::{FetchError, Fetcher, Launch};
@@ -26,83 +24,78 @@ use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Storage that delivers more than this to the program, in bytes a second, delivers what it lost: 64 single pages.
+/// Storage reads in bytes a second above which the program is reading lost pages: 64 single pages.
 const LOSS_MIN: f64 = 256.0 * 1024.0;
-/// From one look to the next, and from the end of a pass to the look that judges it.
+/// Shortest time between checks, and from the end of a pass to the check that judges it.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
-/// From one look to the next at most …
+/// Longest time between checks.
 const PAUSE_MAX: Duration = Duration::from_secs(32);
-/// … and from a pass that was in vain to the next one.
+/// Longest wait after a pass in vain.
 const REST_MAX: Duration = Duration::from_secs(600);
-/// So much may be brought in later passes, in bytes, before it is as much as storage delivers to the program itself.
+/// Bytes that later passes may bring before the program's own reads add to that.
 const ALLOWED_FIRST: u64 = 1 << 30;
 /// Less than this is not worth a pass.
 const ALLOWED_MIN: u64 = 1 << 20;
-/// A process that let us wait is looked at again so long after: while it is not, nothing is given back.
+/// When a process that could not be checked is tried again. Meanwhile nothing is dropped.
 const REST: Duration = Duration::from_secs(2);
 
-/// For so many actions something is remembered from pass to pass.
+/// Actions remembered from pass to pass.
 const REMEMBERED_MAX: usize = 8;
-/// Of later passes it is told so often at most.
+/// Shortest time between two reports on later passes.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// What is to be done.
 pub(super) struct Wanted {
-    /// The processes of the reader, if what it brought is to be given back.
+    /// The processes of the reader, if its pages are to be dropped.
     pub(super) give_back: Option<BTreeSet<i32>>,
-    /// The processes of the program, oldest first, if what it lost is to be brought back.
+    /// The processes of the program, oldest first, if its lost pages are to be read.
     pub(super) bring_back: Option<Vec<ProcessId>>,
 }
 
-/// What is done after containing, of all readers that are contained.
+/// Aftercare of all limited readers.
 pub(super) struct Aftercare {
     root: Root,
     works: BTreeMap<ActionId, Work>,
     watches: BTreeMap<ActionId, Watch>,
-    /// Reads for the programs.
     fetcher: Fetcher,
-    /// What others had open when that was looked at for giving back.
+    /// Open files of others, as last checked.
     seen: Seen,
-    /// What is remembered for these actions from pass to pass.
+    /// Memory from pass to pass, by action.
     memory: BTreeMap<ActionId, Memory>,
-    /// Passes that are over and were not told of yet.
+    /// Finished passes not reported yet.
     accounts: Vec<(ActionId, Account)>,
     patience: Reader,
 }
 
-/// What is remembered for an action from pass to pass, also while its reader is not contained.
+/// Remembered for an action from pass to pass, also while its reader is not limited.
 #[derive(Default)]
 struct Memory {
-    /// What was read for the program, or was to be.
+    /// Parts read for the program, or chosen for reading.
     known: Known,
     /// How far the reader was in its files.
     rounds: Rounds,
-    /// What was done later and not told yet …
+    /// Later passes not reported yet.
     untold: Option<Account>,
-    /// … and when something was told last.
+    /// Time of the last report.
     told: Option<Instant>,
 }
 
-/// What a pass did, for people.
+/// Result of a pass, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Account {
-    /// Whether it was the first one of a containment.
+    /// Whether it was the first one of a limitation.
     is_first: bool,
-    /// Passes that it tells of.
+    /// Number of passes in this account.
     passes: u32,
-    /// How long they took.
     took: Duration,
-    /// Bytes of the reader's files that were gone through to have them dropped, and of how many files also what lies ahead of it; `None`:
-    /// nothing was to be given back.
+    /// Bytes of the reader's files handled for dropping, and files dropped ahead. `None`: not wanted.
     given: Option<(u64, usize)>,
-    /// Bytes that were asked for, for the program, and how many of them in large units; `None`: nothing was to be brought back.
+    /// Bytes requested for the program, and how many of them in large units. `None`: no reading was wanted.
     brought: Option<(u64, u64)>,
-    /// What was left as it is, by reason: the last time.
+    /// Files left as they are in the last pass, by reason.
     left: BTreeMap<String, u64>,
 }
 
 impl Account {
-    /// Adds what a later pass did.
     fn add(&mut self, later: Self) {
         self.passes += later.passes;
         self.took += later.took;
@@ -117,7 +110,7 @@ impl Account {
         self.left = later.left;
     }
 
-    /// What was done for the program, of which the sentence is, beside this reader.
+    /// The sentence about the program. Its subject stands before it; the reader is named.
     pub(super) fn sentence(&self, reader: &WorkloadId) -> String {
         let mut text = match self.passes {
             _ if self.is_first => format!("{reader} is contained"),
@@ -156,22 +149,21 @@ impl Account {
 /// One pass, as far as it got.
 struct Work {
     begun: Instant,
-    /// It belongs to the containing itself, which is not done before: no tick goes on with it.
+    /// The pass belongs to the limiting itself, which is not done before. No tick continues it.
     is_first: bool,
     giving: Option<GivingBack>,
     bringing: Option<BringingBack>,
-    /// Steps of what is over.
+    /// Steps of the finished half.
     past: u64,
     given: Option<(u64, usize)>,
     brought: Option<(u64, u64)>,
     left: BTreeMap<String, u64>,
 }
 
-/// How far a pass is.
 pub(super) enum Pass {
-    /// It goes on: steps done, and how many there are as far as is known.
+    /// Under way: steps done, and the total as far as is known.
     On(u64, u64),
-    /// It is over: what was left as it is, by reason.
+    /// Finished: files left as they are, by reason.
     Over(BTreeMap<String, u64>),
 }
 
@@ -198,23 +190,23 @@ impl Aftercare {
         self.fetcher.pid()
     }
 
-    /// Whether anything can be brought back.
+    /// Whether anything can be read again.
     pub(super) fn can_bring(&self) -> bool {
         self.fetcher.is_there()
     }
 
-    /// Whether a pass goes on for this containment.
+    /// Whether a pass is under way for this action.
     pub(super) fn is_at_work(&self, action: ActionId) -> bool {
         self.works.contains_key(&action)
     }
 
-    /// Begins the first pass of a containment; each time that the reader is contained, all is looked at anew.
+    /// Begins the first pass. Each time that the reader is limited, everything is checked anew.
     pub(super) fn begin(&mut self, action: ActionId, wanted: Wanted) {
         self.stop(action);
         self.begin_pass(action, wanted, None);
     }
 
-    /// Begins a pass: the first, or a later one that may bring so much back.
+    /// Begins a pass: the first, or a later one that may bring so many bytes.
     fn begin_pass(&mut self, action: ActionId, wanted: Wanted, allowed: Option<u64>) {
         let is_first = allowed.is_none();
         let limits = allowed.map_or(Limits::FIRST, Limits::again);
@@ -243,7 +235,7 @@ impl Aftercare {
         self.works.insert(action, work);
     }
 
-    /// One slice of the pass of a containment.
+    /// One slice of an action's pass.
     pub(super) fn go_on(&mut self, action: ActionId) -> Pass {
         let Some(work) = self.works.get_mut(&action) else {
             return Pass::Over(BTreeMap::new());
@@ -294,8 +286,7 @@ impl Aftercare {
         )
     }
 
-    /// At every sample while the reader is contained: goes on with a pass, or looks whether another one is due. `wanted` tells what
-    /// that would do now.
+    /// At every sample while the reader is limited: continues a pass, or checks whether one is due. `wanted`: its work.
     pub(super) fn tick(&mut self, action: ActionId, program: &[ProcessId], wanted: impl FnOnce() -> Wanted) {
         match self.works.get(&action) {
             Some(work) if work.is_first => return,
@@ -331,17 +322,17 @@ impl Aftercare {
         }
     }
 
-    /// What storage has delivered to the program; `None` where it does not let itself be looked at now.
+    /// Bytes delivered by storage to the program. `None` if it cannot be checked now.
     fn delivered(&mut self, program: &[ProcessId]) -> Option<BTreeMap<ProcessId, u64>> {
         let first = program.first()?.pid;
         let (root, program) = (self.root.clone(), program.to_vec());
-        // A process that executes another program may keep that waiting.
+        // A process in `execve` may make this read wait.
         self.patience
             .run(first, PATIENCE, move || delivered(&root, &program))
             .ok()
     }
 
-    /// What is to be told of a pass that is over: the first of a containment at once, later ones together, once in a while.
+    /// Takes note of a finished pass: the first is reported at once, later ones together and seldom.
     fn note_down(&mut self, action: ActionId, account: Account) {
         let memory = self.memory.entry(action).or_default();
         match &mut memory.untold {
@@ -354,7 +345,7 @@ impl Aftercare {
         }
     }
 
-    /// What is to be told of passes that are over, since the last time.
+    /// New reports on finished passes.
     pub(super) fn take_accounts(&mut self) -> Vec<(ActionId, Account)> {
         let mut accounts = std::mem::take(&mut self.accounts);
         let now = Instant::now();
@@ -371,13 +362,13 @@ impl Aftercare {
         accounts
     }
 
-    /// It is over for good.
+    /// Ends it for good.
     pub(super) fn forget(&mut self, action: ActionId) {
         self.stop(action);
         self.memory.remove(&action);
     }
 
-    /// Forgets those that began long ago, and for which nothing is done now.
+    /// Forgets the oldest actions for which nothing is under way.
     fn make_room_to_remember(&mut self, action: ActionId) {
         while self.memory.len() >= REMEMBERED_MAX && !self.memory.contains_key(&action) {
             let is_idle = |id: &&ActionId| !self.works.contains_key(id) && !self.watches.contains_key(id);
@@ -388,7 +379,7 @@ impl Aftercare {
         }
     }
 
-    /// Ends it where it is; what was seen of others is of use the next time.
+    /// Ends a pass where it is. Its results about others serve the next time.
     pub(super) fn stop(&mut self, action: ActionId) {
         self.watches.remove(&action);
         let Some(work) = self.works.remove(&action) else {
@@ -406,7 +397,7 @@ impl Aftercare {
     }
 }
 
-/// What storage has delivered to processes since they began, in bytes.
+/// Bytes delivered by storage to each process since its start.
 fn delivered(root: &Root, program: &[ProcessId]) -> BTreeMap<ProcessId, u64> {
     let of = |process: &ProcessId| {
         let text = fs::read(root.path(&format!("/proc/{}/io", process.pid))).ok()?;
@@ -417,20 +408,20 @@ fn delivered(root: &Root, program: &[ProcessId]) -> BTreeMap<ProcessId, u64> {
 
 /// Decides whether there is another pass.
 struct Watch {
-    /// When it is looked again.
+    /// Time of the next check.
     at: Instant,
     pause: Duration,
-    /// When it was looked last …
+    /// Time of the last check.
     since: Instant,
-    /// … and what storage had delivered to each process by then.
+    /// Bytes delivered to each process by then.
     delivered: BTreeMap<ProcessId, u64>,
-    /// What storage delivered before the last pass, in bytes a second, if that is to be judged yet.
+    /// Bytes a second before the last pass, until that pass is judged.
     before: Option<f64>,
-    /// Passes on end that were in vain …
+    /// Passes in vain. A useful pass halves the count.
     in_vain: u32,
-    /// … and until when there is no further one.
+    /// No further pass before this time.
     rests_until: Instant,
-    /// So much may be brought yet, in bytes.
+    /// Bytes that later passes may still bring.
     allowed: u64,
 }
 
@@ -452,14 +443,14 @@ impl Watch {
         now >= self.at
     }
 
-    /// A pass is over: what is delivered from now on shows what it was good for.
+    /// A pass is over: reads from now on judge it.
     fn begin_anew(&mut self, now: Instant, delivered: BTreeMap<ProcessId, u64>) {
         self.since = now;
         self.delivered = delivered;
         self.at = now + PAUSE_MIN;
     }
 
-    /// Looks at what was delivered since the last time; true: another pass is due.
+    /// Checks the reads since the last time. True: another pass is due.
     fn look(&mut self, now: Instant, delivered: BTreeMap<ProcessId, u64>) -> bool {
         let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         let bytes: u64 = delivered
@@ -486,7 +477,7 @@ impl Watch {
         let lacks_nothing = rate < LOSS_MIN;
         if lacks_nothing || now < self.rests_until || self.allowed < ALLOWED_MIN {
             self.pause = (self.pause * 2).min(PAUSE_MAX);
-            // Not later than it may be done again.
+            // No later than the next pass is allowed.
             let rest = self.rests_until.saturating_duration_since(now);
             let pause = if rest.is_zero() {
                 self.pause

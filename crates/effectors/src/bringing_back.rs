@@ -1,26 +1,18 @@
-//! Bringing back what a program lost before the reader that took it was contained.
+//! Reads again the file pages that a program lost to a streaming reader, once the reader is limited.
 //!
-//! A program that reads single pages at random (`pread`) brings back one page at a time, in minutes; a database does so in tens
-//! of seconds. What it lost is known: of each part of a file the kernel tells how many pages it
-//! has taken (`cachestat(2)`, Linux 6.5). Of the files that the program has open or mapped those parts are read again, by a
-//! process in the program's own group ([`Fetcher`]), so that they count where they did before and whoever limits the program limits
-//! them.
+//! A program with random reads (`pread`) needs minutes to get its pages back, a database tens of seconds. The kernel
+//! reports how many pages of each part of a file it evicted (`cachestat(2)`, Linux 6.5). A process in the program's
+//! group ([`Fetcher`]) reads these parts, so that the pages are charged as before.
 //!
-//! How long ago a page was taken the kernel does not tell (its measure of "recently" has gone by within a second of such a
-//! reader). So where all that is missing from parts of which pages were taken fits into the room that there is, and is no more than
-//! 1 GiB, all of it is brought back. Otherwise only those parts are in whose neighbourhood (2 MiB) some pages are in memory: nothing
-//! stays there while such a reader is at work but what the program has just used, so those are the ones that it works on. Those with the most pages come
-//! first, until the room is used up: what the limits of the group, and of all above it, leave, and at last the machine's own
-//! memory, with the pages of files that nobody has used lately.
+//! The kernel does not report when it evicted a page: its "recently" covers less than a second. If all missing pages of
+//! the affected parts fit the room and 1 GiB, all are read. Otherwise only parts are read with pages still in memory
+//! within 2 MiB, most pages first. Next to such a reader only pages in use stay, so these parts are the working set.
+//! Every missing page counts toward the room: a part of 128 KiB is read whole. If half of 2 MiB is missing, the rest is
+//! dropped and all of it read as a unit ([`lost_parts`]).
 //!
-//! What is read is counted by the pages that are not in memory, the ones between them that were never there included: a part of 128 KiB is
-//! read whole. Where half of 2 MiB was taken, the rest is dropped and all of it read as a unit ([`lost_parts`]). Files that the program reads past the file cache (`O_DIRECT`) have lost nothing there: what was taken of them
-//! somebody else brought, such as a backup. The same may be so of other files, of which what the reader brought and what the program did
-//! look alike.
-//!
-//! Files that are not on a disk of this machine are left alone, and programs in containers or delegated groups: no process of ours
-//! enters those. So are files in memory that is a disk (DAX), of which the kernel takes what they are for pages that were taken. There is
-//! nothing to put back: what was read are clean pages of files, of which the kernel takes what nobody uses.
+//! Left alone: files on no disk of this machine, and DAX files, whose pages look evicted. No process of homeostat
+//! enters containers and delegated groups. `O_DIRECT` files lost only pages that somebody else brought, such as a
+//! backup. In other files such pages look like the program's own. There is no undo: the pages are clean.
 
 use crate::fetcher::{FetchError, Fetcher, Wish};
 use crate::giving_back::{Obstacle, each_mapped_file, each_open_file, unless_ended};
@@ -42,38 +34,37 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One slice of work.
 const SLICE: Duration = Duration::from_millis(20);
-/// Processes of the program that are looked at, oldest first.
+/// Processes of the program that are checked, oldest first.
 pub(super) const PROCESSES_MAX: usize = 64;
-/// Its files that are looked at.
+/// Its files that are checked.
 const FILES_MAX: usize = 256;
-/// Open files and mappings of all its processes that are looked at.
+/// Open files and mappings checked, of all its processes.
 const LOOKED_AT_MAX: usize = 100_000;
-/// Smaller files are back after a few reads of the program's own.
+/// The program itself gets smaller files back with a few reads.
 const SIZE_MIN: u64 = 256 << 10;
-/// What the kernel is asked about at one time: some milliseconds.
+/// Range of one question to the kernel: some milliseconds.
 const RANGE: u64 = 256 << 20;
-/// Ranges that are looked at, of all files together: 256 GiB.
+/// Ranges checked, of all files together: 256 GiB.
 const RANGES_MAX: usize = 1024;
-/// Parts that are kept in mind: 16 GiB, and some megabytes of memory.
+/// Parts remembered: 16 GiB, in some megabytes of memory.
 const PARTS_MAX: usize = 128 * 1024;
-/// Most that is brought back when the reader is contained …
+/// Most bytes read when the reader is limited.
 const BROUGHT_MAX: u64 = 8 << 30;
-/// … and later, while it is.
+/// Most bytes read later, while it stays limited.
 pub(super) const BROUGHT_AGAIN_MAX: u64 = 1 << 30;
-/// How long the disk may keep it waiting for an answer.
+/// How long the disk may delay an answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How long all of it may take when the reader is contained, which waits for it …
+/// Longest pass when the reader is limited, which waits for it.
 const LONGEST: Duration = Duration::from_secs(10);
-/// … and later, while it is.
+/// Longest later pass.
 const LONGEST_AGAIN: Duration = Duration::from_secs(60);
-/// A unit is read where so much is free beside it.
+/// A unit is read only if this much stays free in addition.
 const TO_SPARE: u64 = 8 << 20;
-/// So many units are on their way at most: what is known of them is to be still so when they are dropped.
+/// Most units under way: the check of each must still hold when its pages are dropped.
 const UNITS_MAX: usize = 16;
-/// After so many of one file it is opened anew: the kernel counts with an open file how often a page of it was not there when it was needed, and
-/// reads nothing ahead after a hundred (`mmap_miss`, for such mappings since Linux 6.19 or so).
+/// After so many units of one file it is opened anew. The kernel counts missing pages per open file, and stops reading
+/// ahead after a hundred (`mmap_miss`, for such mappings since about Linux 6.19).
 const UNITS_OF_A_FILE: u32 = 64;
 
 const TOO_MANY: &str = "file that is not brought back: the program has more files open than are looked at";
@@ -106,29 +97,28 @@ struct Found {
     /// The kernel keeps it in large units.
     in_units: bool,
     size: u64,
-    /// Up to here it has been looked at.
+    /// Offset up to which it has been checked.
     looked: u64,
 }
 
-/// What one pass may do.
+/// Limits of one pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     is_first: bool,
-    /// So many bytes it brings back at most …
+    /// Most bytes read.
     most: u64,
-    /// … and so long it takes at most.
     longest: Duration,
 }
 
 impl Limits {
-    /// When the reader is contained.
+    /// For the pass when the reader is limited.
     pub(super) const FIRST: Self = Self {
         is_first: true,
         most: BROUGHT_MAX,
         longest: LONGEST,
     };
 
-    /// Later, while it is: so many bytes.
+    /// For a later pass, with this many bytes.
     pub(super) fn again(most: u64) -> Self {
         Self {
             is_first: false,
@@ -138,66 +128,64 @@ impl Limits {
     }
 }
 
-/// What is being done.
 enum Stage {
-    /// Looking what the program has open and mapped, process by process.
+    /// Checking the open and mapped files, process by process.
     Looking(Vec<ProcessId>),
-    /// Asking the kernel what was taken of these.
+    /// Asking the kernel for the evicted pages of these files.
     Asking(Vec<Found>),
-    /// Having it read, last part first.
+    /// Having these parts read, last part first.
     Fetching(Vec<Part>),
 }
 
 /// The work of bringing back, as far as it got.
 pub(super) struct BringingBack {
     stage: Stage,
-    /// For the sake of which action …
     action: ActionId,
-    /// … and whether it has just been taken: later nothing is dropped, for the program may be well.
+    /// Whether the reader was limited just now. Later passes drop nothing, for the program may be well.
     is_first: bool,
-    /// What was read for it before, or was to be.
+    /// Parts read before, or chosen for reading.
     known: Known,
     /// The program's group, and its inode.
     group: Option<(MemoryGroup, u64)>,
     /// By device and inode.
     files: BTreeMap<(u64, u64), Found>,
     seen: BTreeSet<Seen>,
-    /// Inodes that a process reads past the file cache, and those that one has mapped.
+    /// Inodes that a process reads past the file cache, and inodes that one has mapped.
     direct: BTreeSet<u64>,
     mapped: BTreeSet<u64>,
     looked_at: usize,
     ranges: usize,
     parts: Vec<Part>,
-    /// So much is brought back at most, in bytes …
+    /// Most bytes to read.
     most: u64,
-    /// … and so much was asked for.
+    /// Bytes asked for.
     asked: u64,
-    /// … of that in units.
+    /// Bytes of these asked for in units.
     asked_in_units: u64,
-    /// So long it may take.
+    /// Longest duration.
     longest: Duration,
-    /// Since when it is read by the process that is asked now …
+    /// When the current fetcher process began.
     since: Option<Instant>,
-    /// … and since when at all.
+    /// When the first one began.
     begun: Option<Instant>,
-    /// When something was last answered, or nothing was waited for.
+    /// When the last answer came, or nothing was waited for.
     heard: Instant,
-    /// Parts that there was no room for, as it seems.
+    /// Parts for which there seems to have been no room.
     no_room: u64,
-    /// What was asked for and not answered yet, oldest first: the parts of each question.
+    /// Parts of each unanswered request, oldest first.
     sent: VecDeque<Vec<Part>>,
-    /// Who was to read it has ended once, and another one is asked.
+    /// The fetcher has ended once, and its successor is at work.
     is_another: bool,
-    /// The file that is read in units now, as it was opened for that, and how many of it were.
+    /// The file now read in units, its separate opening, and the number of units read through that.
     unit_file: Option<(Arc<OwnedFd>, Arc<OwnedFd>, u32)>,
-    /// What is left as it is, by reason.
+    /// Files left as they are, by reason.
     left: BTreeMap<String, u64>,
     steps: u64,
-    /// The last of all that hold them: it closes them elsewhere.
+    /// Last owner of the files. It closes them in another thread.
     held: Held,
 }
 
-/// A file that was looked at: by its mount where it is open, by its device where it is mapped, and its inode.
+/// A checked file: mount (if open) or device (if mapped), and inode.
 type Seen = (Place, u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -207,7 +195,7 @@ enum Place {
 }
 
 impl BringingBack {
-    /// Begins with the processes of the program, oldest first, and with what is remembered of their files.
+    /// Begins with the processes of the program, oldest first, and the remembered parts of its files.
     pub(super) fn new(action: ActionId, mut members: Vec<ProcessId>, limits: Limits, known: Known) -> Self {
         members.truncate(PROCESSES_MAX);
         members.reverse();
@@ -241,7 +229,7 @@ impl BringingBack {
         }
     }
 
-    /// One slice. When it is over: what was left as it is, by reason.
+    /// One slice. At the end it returns the files left as they are, by reason.
     pub(super) fn go_on(
         &mut self,
         root: &Root,
@@ -269,27 +257,26 @@ impl BringingBack {
         }
     }
 
-    /// What is known now, at the end.
+    /// The remembered parts, at the end.
     pub(super) fn take_known(&mut self) -> Known {
         std::mem::take(&mut self.known)
     }
 
-    /// Ends it where it is.
     pub(super) fn stop(&self, root: &Root, fetcher: &mut Fetcher) {
         fetcher.leave(root, self.action);
     }
 
-    /// How much was asked for so far, in bytes.
+    /// Bytes asked for so far.
     pub(super) fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// How much of that as units.
+    /// Bytes of these asked for in units.
     pub(super) fn asked_in_units(&self) -> u64 {
         self.asked_in_units
     }
 
-    /// Steps done, and how many there are in all as far as is known.
+    /// Steps done, and the total as far as is known.
     pub(super) fn steps(&self) -> (u64, u64) {
         let waiting = match &self.stage {
             Stage::Looking(members) => members.len(),
@@ -342,7 +329,7 @@ impl BringingBack {
                 match told {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => return Err(Hindrance::Untold(e)),
-                    // Of a file that cannot be written to, not even by root, the kernel tells only its owner.
+                    // If even root cannot write to a file, the kernel answers its owner only.
                     Err(_) => {
                         files.pop();
                         self.leave(UNTOLD, 1);
@@ -360,7 +347,7 @@ impl BringingBack {
         }
     }
 
-    /// Adds what one process has open or mapped.
+    /// Adds the open and mapped files of one process.
     fn look_at(&mut self, root: &Root, reader: &mut Reader, process: ProcessId) -> Result<Step, Hindrance> {
         let is_alive = ProcessStat::read(root, process)
             .is_ok_and(|stat| stat.start_ticks == process.start_ticks && !stat.ended);
@@ -371,7 +358,7 @@ impl BringingBack {
         let inode = group.inode(root).unwrap_or(0);
         let (first, _) = self.group.get_or_insert_with(|| (group.clone(), inode));
         if *first != group {
-            // What it lost would count where it did not before.
+            // Its pages would be charged to a group to which they did not belong.
             self.leave(IN_ANOTHER_GROUP, 1);
             return Ok(Step::More);
         }
@@ -391,13 +378,13 @@ impl BringingBack {
                 self.files.extend(look.files);
                 self.leave(TOO_MANY, look.too_many);
             }
-            // Others of its processes may have the same files open.
+            // Other processes of the program may have the same files open.
             Ok(Err(_)) | Err(_) => self.leave(UNSEEN, 1),
         }
         Ok(Step::More)
     }
 
-    /// Decides what is brought back.
+    /// Decides which parts are read.
     fn choose(&mut self, root: &Root) -> Result<Step, Hindrance> {
         let parts = std::mem::take(&mut self.parts);
         let (Some((group, _)), false) = (&self.group, parts.is_empty()) else {
@@ -410,7 +397,7 @@ impl BringingBack {
         Ok(Step::More)
     }
 
-    /// Who was asked has ended; what that did not answer for another one is asked for. Not twice: it may be what it is asked for that ends it.
+    /// The fetcher has ended: its successor is asked for the unanswered parts. Only once: a request may have ended it.
     fn ask_another(&mut self, root: &Root, fetcher: &mut Fetcher) {
         fetcher.leave(root, self.action);
         (self.is_another, self.since, self.heard) = (true, None, Instant::now());
@@ -425,7 +412,7 @@ impl BringingBack {
         }
     }
 
-    /// A file as it is read in units: opened anew now and then.
+    /// The opening for reading in units, renewed now and then.
     fn opened_for_units(
         unit_file: &mut Option<(Arc<OwnedFd>, Arc<OwnedFd>, u32)>,
         file: &Arc<OwnedFd>,
@@ -443,7 +430,10 @@ impl BringingBack {
         }
     }
 
-    /// Has as many parts read as the disk takes now.
+    /// Requests as many parts as the disk takes now.
+    ///
+    /// The room is what the limits of the group and of all groups above leave, and at last the machine's own memory.
+    /// Inactive file pages count as room.
     fn fetch(&mut self, root: &Root, fetcher: &mut Fetcher) -> Result<Step, Hindrance> {
         let (Stage::Fetching(parts), Some((group, inode))) = (&mut self.stage, &self.group) else {
             return Ok(Step::Over);
@@ -452,7 +442,7 @@ impl BringingBack {
             return Ok(Step::Over);
         }
         match self.since {
-            // It has ended in between, and what it was told with it.
+            // The fetcher has ended in between, and its requests with it.
             Some(_) if !fetcher.works_for(self.action) => return Err(FetchError::Ended.into()),
             Some(_) => {}
             None => {
@@ -462,7 +452,7 @@ impl BringingBack {
                     ));
                 }
                 if !fetcher.enter(root, self.action, group)? {
-                    // It works for another program; that takes some seconds at most.
+                    // It works for another program, for some seconds at most.
                     return Ok(Step::Wait);
                 }
                 self.since = Some(Instant::now());
@@ -477,17 +467,17 @@ impl BringingBack {
         }
         let (mut too_long, mut no_room) = (0, answers.no_room);
         if begun.elapsed() > self.longest {
-            // What it is at is waited for: it goes home by itself.
+            // Requests under way are waited for: the fetcher goes home by itself.
             too_long = parts.len() as u64;
             parts.clear();
         }
         self.no_room += answers.no_room;
-        // Of one it may have been the disk, which could not read it.
+        // A single failure may come from a disk error.
         if self.no_room > 1 {
             no_room += parts.len() as u64;
             parts.clear();
         }
-        // Others have grown meanwhile, the program itself among them: what it works on is not pushed out for what it has lost.
+        // Others, also the program itself, have grown meanwhile. Lost pages must not push out its working set.
         let there = room(root, group);
         let mut room = there.all.saturating_sub(answers.waiting_bytes);
         let mut free = there.free.saturating_sub(answers.waiting_bytes);
@@ -495,7 +485,7 @@ impl BringingBack {
             let (next, count) = run(parts, part);
             let length = next.end - next.start;
             if room < length {
-                // As soon as nothing is on its way any more there is no more to come.
+                // Once nothing is under way, no more room will come.
                 if waiting == 0 {
                     no_room += parts.len() as u64;
                     parts.clear();
@@ -543,7 +533,6 @@ impl BringingBack {
     }
 }
 
-/// What a step comes to.
 enum Step {
     More,
     /// Nothing more can be done in this slice.
@@ -551,7 +540,7 @@ enum Step {
     Over,
 }
 
-/// In which group a program's pages count, if a process of ours may be there for a moment.
+/// The group charged for a program's pages, if a process of homeostat may enter it for a moment.
 fn group_of(root: &Root, pid: i32) -> Result<MemoryGroup, Hindrance> {
     let refused = |why: &str| Hindrance::Group(why.to_owned());
     if let Some(why) = hands_off(root, pid) {
@@ -565,7 +554,7 @@ fn group_of(root: &Root, pid: i32) -> Result<MemoryGroup, Hindrance> {
     Ok(group)
 }
 
-/// What one process has open and mapped.
+/// Open and mapped files of one process.
 #[derive(Default)]
 struct Look {
     files: BTreeMap<(u64, u64), Found>,
@@ -576,14 +565,13 @@ struct Look {
     too_many: u64,
 }
 
-/// Looks what a process has open for reading or mapped, and opens once more what is not known and lies on a disk, so many files at
-/// most.
+/// Checks the files that a process has open for reading or mapped. Opens unknown files on a disk, at most so many.
 fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen>) -> Result<Look, Obstacle> {
     let mut look = Look {
         seen: known,
         ..Look::default()
     };
-    // Before anything is opened: to open a file of another machine may take as long as that likes.
+    // Read before anything is opened: opening a file of another machine may hang.
     let mounts = Mounts::of(root, pid).map_err(|why| Obstacle::Mounts { pid, why });
     let Some(mounts) = unless_ended(root, pid, mounts)? else {
         return Ok(look);
@@ -612,7 +600,7 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
     look.looked_at = open + mapped;
     for (name, inode) in found {
         let path = root.path(&format!("/proc/{pid}/{name}"));
-        // Another one has got its number meanwhile, or it is something else than a file of a disk: nothing to say of it.
+        // Otherwise another file has taken its number meanwhile, or it is no file of a disk.
         let Some((held, stat, kind)) =
             hold_on_disk(&path, &mounts).filter(|(_, stat, _)| stat.st_ino == inode)
         else {
@@ -643,15 +631,15 @@ fn look_at(root: &Root, pid: i32, room: usize, most: usize, known: BTreeSet<Seen
     Ok(look)
 }
 
-/// Where the file of a mapping is found below `/proc/PID`, by its addresses in `maps`, which are longer there.
+/// Name of a mapping below `/proc/PID/map_files`, from its addresses in `maps`, which have more digits.
 fn name_of_mapping(range: &[u8]) -> Option<String> {
     let mut ends = range.split(|byte| *byte == b'-').map(hexadecimal);
     let (from, to) = (ends.next()??, ends.next()??);
     Some(format!("map_files/{from:x}-{to:x}"))
 }
 
-/// Holds what lies at this path of `/proc` without opening it, if it is a regular file on one of these mounts, with the kind of its
-/// file system. Whoever keeps the file is not asked before it is known that this is a disk.
+/// Holds the file at this path of `/proc` without opening it, with the kind of its file system. It must be a regular
+/// file on one of these mounts. The file's server is not asked before it is known to be a disk.
 fn hold_on_disk(path: &Path, mounts: &Mounts) -> Option<(OwnedFd, rustix::fs::Stat, &'static [u8])> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let text = fs::read(format!("/proc/self/fdinfo/{}", held.as_raw_fd())).ok()?;
@@ -660,7 +648,7 @@ fn hold_on_disk(path: &Path, mounts: &Mounts) -> Option<(OwnedFd, rustix::fs::St
     Some((held, stat, kind))
 }
 
-/// How a file was opened, by its text in `fdinfo`; what is not told is not read from.
+/// Open flags of a file, by its `fdinfo` text. Without them it counts as not read.
 fn flags_of(text: &[u8]) -> u32 {
     let flags = lines(text).find_map(|line| {
         let value = line.strip_prefix(b"flags:")?;
@@ -669,28 +657,28 @@ fn flags_of(text: &[u8]) -> u32 {
     flags.unwrap_or(libc::O_WRONLY as u32)
 }
 
-/// The device of a mapping, as `maps` has it.
+/// The device of a mapping, as `maps` shows it.
 fn device_of(text: &[u8]) -> Option<u64> {
     let mut numbers = text.split(|byte| *byte == b':').map(hexadecimal);
     let (major, minor) = (numbers.next()??, numbers.next()??);
     Some(major << 32 | minor)
 }
 
-/// Whether what is held lies in memory that is a disk (DAX), or that cannot be told.
+/// Whether the file lies in memory used as a disk (DAX), or that is unknown.
 fn is_memory(held: &OwnedFd) -> bool {
     let found = statx(held, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
     !found.is_ok_and(|found| !found.stx_attributes.contains(StatxAttributes::DAX))
 }
 
-/// How much can be brought into a group, in bytes.
+/// Bytes that fit into a group.
 struct Room {
-    /// Before the kernel takes what is in use.
+    /// Before the kernel takes pages in use.
     all: u64,
-    /// Of that, what nothing has to be taken for.
+    /// Part of it for which nothing has to be evicted.
     free: u64,
 }
 
-/// What the machine and the limits of the group, and of all above it, leave, with the pages of files that nobody has used lately.
+/// Room under the limits of the group and all groups above, and on the machine, inactive file pages included.
 fn room(root: &Root, group: &MemoryGroup) -> Room {
     let text = fs::read(root.path("/proc/meminfo")).unwrap_or_default();
     let kib = |name: &[u8]| {
@@ -699,7 +687,7 @@ fn room(root: &Root, group: &MemoryGroup) -> Room {
         number(value)
     };
     let free = kib(b"MemFree:").unwrap_or(0);
-    // What the kernel keeps for itself, and begins to take pages for, is counted as free.
+    // `MemFree` includes the kernel's reserve, for which it begins to take pages.
     let kept = fs::read_to_string(root.path("/proc/sys/vm/min_free_kbytes")).unwrap_or_default();
     let kept = kept
         .trim()

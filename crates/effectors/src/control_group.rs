@@ -1,17 +1,16 @@
 //! Room that the control groups of a process leave it.
 //!
-//! `MADV_COLLAPSE` charges the new large page to the process's control group before the old pages are freed, and a
-//! group at its limit is reclaimed from to make room: the workload would pay for the conversion with its own memory.
+//! `MADV_COLLAPSE` charges the new large page to the process's control group before it frees the old pages. In a group
+//! at its limit the workload would pay for the conversion with its own memory.
 
 use homeostat_kernel::Root;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Levels of a hierarchy that are looked at.
 const DEPTH_MAX: usize = 32;
 
-/// The least room in bytes over all groups of the process up to the root: limit − usage + file cache that can be
-/// dropped without a write. `None` when no group limits it, or nothing can be read.
+/// The least room in bytes over all groups of the process up to the root: limit − usage + cleanly droppable file cache.
+/// `None` when no group limits it, or nothing can be read.
 pub(super) fn room(root: &Root, pid: i32) -> Option<u64> {
     let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
     text.lines()

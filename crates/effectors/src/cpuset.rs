@@ -1,4 +1,4 @@
-//! The cpuset of a control group: what it lets its processes use, and when it may serve as the means of a placement.
+//! The cpuset of a control group: which CPUs it allows, and when it can serve as the means of a placement.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::numa::CpuMask;
@@ -9,13 +9,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Where the unified hierarchy is mounted, if it is.
+/// Possible mount points of the unified hierarchy.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Where the cpuset hierarchy of version 1 is mounted, if it is.
+/// Possible mount point of the cpuset hierarchy of version 1.
 const VERSION_ONE: &str = "/sys/fs/cgroup/cpuset";
-/// Levels of a hierarchy that are looked at.
 const DEPTH_MAX: usize = 32;
-/// Groups below a group that are looked at.
 const GROUPS_MAX: usize = 256;
 
 /// A group with a cpuset of its own.
@@ -25,7 +23,7 @@ pub(super) struct Group {
     pub(super) path: String,
     /// Version of the control groups, 1 or 2.
     pub(super) version: u8,
-    /// Number of the directory: another one means another group of the same name.
+    /// Inode of the directory: another one means another group of the same name.
     pub(super) inode: u64,
 }
 
@@ -38,13 +36,12 @@ fn path_in(text: &str, version: u8) -> Option<&str> {
             1 => controllers.split(',').any(|name| name == "cpuset"),
             _ => number == "0" && controllers.is_empty(),
         };
-        // A group outside of our own namespace is shown with "/../"; no file of ours is there.
+        // A group outside of homeostat's namespace is shown with "/../", and has no file here.
         (meant && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then_some(path)
     })
 }
 
-/// The directory of the innermost group of a process that has a cpuset, with the version; `None` where the process is in
-/// the root of the hierarchy, or there is none.
+/// Directory and version of a process's innermost group with a cpuset. `None` in the root, or without one.
 fn directory_of(root: &Root, pid: i32) -> Option<(String, u8)> {
     let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
     if let Some(path) = path_in(&text, 1) {
@@ -67,8 +64,7 @@ fn directory_of(root: &Root, pid: i32) -> Option<(String, u8)> {
     None
 }
 
-/// The CPUs that the cpuset of a process lets it use, with the path of the group; `None` when no cpuset but the root's
-/// holds it, or it can not be read.
+/// The CPUs that a process's cpuset allows, and the group's path. `None` in the root's cpuset, or if unreadable.
 pub(super) fn allowed(root: &Root, pid: i32) -> Option<(CpuMask, String)> {
     let (directory, version) = directory_of(root, pid)?;
     let leaf = match version {
@@ -80,8 +76,8 @@ pub(super) fn allowed(root: &Root, pid: i32) -> Option<(CpuMask, String)> {
 }
 
 impl Group {
-    /// The group whose cpuset can keep exactly these processes on CPUs, nobody else's, and without hiding or overwriting
-    /// what a person set; or the reason why there is none.
+    /// The group whose cpuset can keep exactly these processes on CPUs without hiding or overwriting a person's
+    /// setting. The error is the reason why there is none.
     pub(super) fn of_exactly(root: &Root, members: &[ProcessId]) -> Result<Self, String> {
         let mut of_all = None;
         for member in members {
@@ -111,7 +107,7 @@ impl Group {
         Ok(group)
     }
 
-    /// Nobody must have chosen anything about this cpuset.
+    /// Fails if somebody has chosen anything about this cpuset.
     fn check_choices(&self, root: &Root) -> Result<(), String> {
         let read = |leaf: &str| {
             fs::read_to_string(root.path(&format!("{}/{leaf}", self.path)))
@@ -143,7 +139,7 @@ impl Group {
         }
     }
 
-    /// Processes of the group and of all groups below it, none of which may have a cpuset that somebody set.
+    /// Processes of the group and of all groups below it. Fails if somebody set the cpuset of a lower group.
     fn processes(&self, root: &Root) -> Result<Vec<i32>, String> {
         let mut found = Vec::new();
         let mut waiting = vec![root.path(&self.path)];
@@ -185,14 +181,14 @@ impl Group {
         root.path(&format!("{}/cpuset.cpus", self.path))
     }
 
-    /// What stands in `cpuset.cpus`; empty where nothing was set (version 2).
+    /// Content of `cpuset.cpus`. Empty if nothing was set (version 2).
     pub(super) fn cpus(&self, root: &Root) -> io::Result<String> {
         Ok(fs::read_to_string(self.file(root))?.trim().to_owned())
     }
 
-    /// Writes `cpuset.cpus`; the kernel moves the threads at once.
+    /// Writes `cpuset.cpus`. The kernel moves the threads at once.
     pub(super) fn set_cpus(&self, root: &Root, list: &str) -> io::Result<()> {
-        // Not `fs::write`, which would make the file where the group has just been removed from a fake root.
+        // `fs::write` would create the file if the group has just been removed from a fake root.
         let mut file = fs::OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -201,7 +197,7 @@ impl Group {
     }
 }
 
-/// Whether the kernel remembers what a thread asked for itself while a cpuset cuts it (`user_cpus_ptr`, Linux 6.2).
+/// Whether the kernel remembers a thread's own request while a cpuset cuts its mask (`user_cpus_ptr`, Linux 6.2).
 pub fn keeps_masks(release: &str) -> bool {
     homeostat_kernel::release::kernel_version(release).is_some_and(|version| version >= (6, 2))
 }

@@ -1,22 +1,18 @@
-//! A process that has parts of files read in the control group of another program.
+//! A helper process that reads parts of files in the control group of another program.
 //!
-//! The kernel counts a page of a file to the group of the process that has it read first, whoever uses it afterwards, and goes
-//! by the process and not by the thread. What a program lost and homeostat has read for it must count where it did before: to
-//! homeostat's group the program's pages do not belong, and a limit that somebody gave to the program would no longer hold for
-//! them. So a process that does nothing else is moved into the program's group, is given open files one after another with the
-//! part that is wanted, reads it, and is moved back. It is started before it is needed: when memory
-//! is short, nothing is.
+//! The kernel charges a file page to the group of the process (not thread) that reads it first. Lost pages must be
+//! charged to the program's group again, or a person's limit on it would stop holding. So a process that does nothing
+//! else moves into the program's group, receives open files with the wanted parts, reads them, and moves back. It
+//! starts early: when memory is short, nothing starts.
 //!
-//! It has no capabilities, opens nothing, and ends when the socket through which it is told closes: a daemon that is killed
-//! leaves nobody behind in somebody's group, but for as long as the disk takes for what it was told last ([`WINDOW_BYTES`]).
+//! It has no capabilities, opens nothing, and ends when its socket closes. After a killed daemon it stays in a group
+//! only until the disk has answered the last requests ([`WINDOW_BYTES`]).
 //!
-//! **It ends nobody**, as far as the pages go. A plain read of a page that is not there asks for memory in a way that has the kernel end a
-//! process of the group where there is none. To read ahead does not: the kernel gives up. So it only reads what is in memory already (`RWF_NOWAIT`, which has
-//! the kernel read ahead what is not: `filemap_get_pages` in Linux `mm/filemap.c`), and asks again until it is. What is read as a unit
-//! ([`read_as_unit`]) is a fault on a mapping: that reads ahead first, too, but asks for a single page in the first way where this gave nothing. So
-//! it is done only where the machine and every limit above leave room to spare
-//! ([`bringing_back`](crate::bringing_back)): the kernel ends somebody only when nothing at all can be taken, and what was read just before can be. It
-//! would end somebody for the program's own next page then.
+//! **Its reads kill nobody.** A plain read of a missing page may make the kernel kill a process of a full group.
+//! Read-ahead gives up instead. So it reads with `RWF_NOWAIT`, which starts read-ahead (`filemap_get_pages` in Linux
+//! `mm/filemap.c`), until the pages are there. A unit ([`read_as_unit`]) is a page fault. It may fall back to a plain
+//! request for one page, so it needs room to spare ([`bringing_back`](crate::bringing_back)). The kernel kills only
+//! when nothing is reclaimable, and pages just read are. Then the program's next page would kill, too.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::cache::read_as_unit;
@@ -41,41 +37,39 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Parts that it has been told and has not answered for, at most: what a socket holds.
+/// Most unanswered parts: what a socket holds.
 const WINDOW: usize = 192;
-/// … and in bytes.
+/// Most unanswered bytes.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// A wish as it is told: which, and from where to where, in bytes from the beginning of the file.
+/// A request as it is sent: its kind, begin and end, in bytes from the beginning of the file.
 const MESSAGE: usize = 3 * size_of::<u64>();
-/// Which wishes there are.
+/// Kinds of requests.
 const TO_READ: u64 = 0;
 const AS_UNIT: u64 = 1;
-/// Read at one time.
 const CHUNK: usize = 256 << 10;
-/// Between two looks whether what is read ahead is there.
+/// Pause between two checks for the pages of a read-ahead.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(2);
-/// The kernel reads nothing ahead where it finds no memory, and does not tell. What is not there after so long is not coming …
+/// If the kernel finds no memory, it reads nothing ahead and reports nothing. After this wait it gives up.
 const COMING: Duration = Duration::from_secs(2);
-/// … and what was asked for after that is not waited for so long, until something is there again.
+/// Later requests wait only this long, until one succeeds again.
 const COMING_NO_MORE: Duration = Duration::from_millis(20);
-/// Its answers: the part was read, it cannot be, there was no room for it.
+/// Answers: the part was read, it cannot be read, there was no room for it.
 const READ: u8 = 0;
 const CANNOT: u8 = 1;
 const NO_ROOM: u8 = 2;
-/// Processes that were ended and that the disk still keeps; no more are started then.
+/// Killed processes that the disk still keeps. With so many, no more are started.
 const ENDED_MAX: usize = 4;
 
 /// How the process is started.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// The program, which calls [`serve`] …
+    /// The program, which calls [`serve`] when it gets these arguments.
     pub program: PathBuf,
-    /// … when it is given these.
+    /// The arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// Why nothing is read for anybody.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FetchError {
     #[error("nobody is there to read it in the program's group")]
@@ -90,38 +84,38 @@ pub(super) enum FetchError {
     Stuck,
 }
 
-/// The process, and what it was told.
+/// The process and its requests.
 #[derive(Default)]
 pub(super) struct Fetcher {
     launch: Option<Launch>,
     running: Option<Running>,
-    /// Ended or about to: they are waited for as they come.
+    /// Ended processes, or about to end. They are reaped as they come.
     ended: Vec<Child>,
 }
 
 struct Running {
     child: Child,
     socket: OwnedFd,
-    /// Where it belongs.
+    /// Its own control group.
     home: MemoryGroup,
-    /// Where it is, if not there, and for whose sake.
+    /// The group that it visits, and the action for which.
     away: Option<(ActionId, MemoryGroup)>,
-    /// Lengths of the parts that it has not answered for.
+    /// Lengths of the unanswered parts.
     waiting: VecDeque<u64>,
 }
 
-/// What it has answered since the last time, and what it is still at.
+/// Answers since the last call, and work under way.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// Parts that it has answered for.
+    /// Parts answered.
     pub(super) answered: u64,
-    /// … of which could not be read …
+    /// Parts of these that could not be read.
     pub(super) refused: u64,
-    /// … and for which there was no room.
+    /// Parts of these for which there was no room.
     pub(super) no_room: u64,
-    /// Parts that it is still at.
+    /// Parts under way.
     pub(super) waiting: usize,
-    /// … in bytes.
+    /// Bytes under way.
     pub(super) waiting_bytes: u64,
 }
 
@@ -132,18 +126,18 @@ impl Running {
 }
 
 impl Fetcher {
-    /// Starts it, to be there when it is needed.
+    /// Starts it ahead of need.
     pub(super) fn start(&mut self, root: &Root, launch: Launch) -> Result<(), FetchError> {
         self.launch = Some(launch);
         self.ensure(root).map(|_| ())
     }
 
-    /// Its number, while it lives as far as is known.
+    /// Its process number, while it is believed to live.
     pub(super) fn pid(&self) -> Option<i32> {
         self.running.as_ref().map(Running::pid)
     }
 
-    /// Whether anybody can be started.
+    /// Whether a process can be started.
     pub(super) fn is_there(&self) -> bool {
         self.launch.is_some()
     }
@@ -167,7 +161,7 @@ impl Fetcher {
         self.running.as_mut().ok_or(FetchError::Nobody)
     }
 
-    /// Sends it into a group for the sake of an action; false: it works for another one.
+    /// Sends it into a group for an action. False: it works for another action.
     pub(super) fn enter(
         &mut self,
         root: &Root,
@@ -180,7 +174,7 @@ impl Fetcher {
         }
         if running.home != *group {
             if let Err(why) = group.take(root, running.pid()) {
-                // It was about to end, which is not known at once.
+                // It was about to end, which shows only later.
                 if why.raw_os_error() == Some(libc::ESRCH) {
                     self.end();
                     return Err(FetchError::Ended);
@@ -193,15 +187,13 @@ impl Fetcher {
         Ok(true)
     }
 
-    /// Whether it is there for the sake of this action.
     pub(super) fn works_for(&self, action: ActionId) -> bool {
         self.running
             .as_ref()
             .is_some_and(|running| running.away.as_ref().is_some_and(|(whose, _)| *whose == action))
     }
 
-    /// Has a part of a file read; false: it has enough to do. One that has ended is forgotten: the next one is another
-    /// process.
+    /// Requests a part of a file. False: it has enough to do. A process that has ended is forgotten.
     pub(super) fn ask(&mut self, file: &OwnedFd, wish: &Wish) -> Result<bool, FetchError> {
         let (Wish::Read(range) | Wish::AsUnit(range)) = wish;
         let length = range.end.saturating_sub(range.start);
@@ -252,8 +244,7 @@ impl Fetcher {
         Ok(answers)
     }
 
-    /// Calls it back home, if it is away for this action. One that is not done, since the disk keeps it, is ended: the next one is
-    /// another process.
+    /// Calls it home, if it is away for this action. A process that the disk keeps busy is killed and replaced.
     pub(super) fn leave(&mut self, root: &Root, action: ActionId) {
         if !self.works_for(action) {
             return;
@@ -270,7 +261,6 @@ impl Fetcher {
         }
     }
 
-    /// Ends the process.
     fn end(&mut self) {
         if let Some(mut running) = self.running.take() {
             let _ = running.child.kill();
@@ -319,17 +309,16 @@ fn spawn(root: &Root, launch: &Launch) -> Result<Running, FetchError> {
     })
 }
 
-/// The process itself: does what it is told through its standard input until that closes.
+/// The process itself: handles requests from its standard input until that closes.
 ///
 /// # Errors
 /// Its standard input is no such socket: it was not started by homeostat.
 pub fn serve() -> io::Result<()> {
     let socket = io::stdin();
-    // In the group of a program whose own processes are protected from the out-of-memory killer it would be the only one that can be
-    // chosen, and systemd stops a unit of which one was. It has next to no memory, and what it reads ends nobody. Where that is refused
-    // it is as it was.
+    // In the group of a program protected from the out-of-memory killer it would be the only victim, and systemd stops
+    // such a unit. It has next to no memory, and its reads kill nobody. The write may fail.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
-    // The priority of the daemon it does not need …
+    // It needs neither the daemon's priority …
     let _ = rustix::process::setpriority_process(None, 0);
     // … nor its capabilities.
     let _ = set_capabilities(
@@ -367,13 +356,13 @@ pub fn serve() -> io::Result<()> {
             .and_then(|file| Some((file, understood(&message)?)));
         let read = wished.map(|(file, wish)| {
             let (Wish::Read(range) | Wish::AsUnit(range)) = &wish;
-            // What is dropped must come back: not where the last one did not.
+            // Dropped pages must come back, so no unit is read after a failure.
             if matches!(wish, Wish::AsUnit(_)) && is_well && units_work {
                 match read_as_unit(&file, range.start, || drop_pages(&file, range)) {
-                    // To read it once more would have the kernel read ahead what follows.
+                    // Reading it once more would make the kernel read ahead the next part.
                     Ok(true) if is_told_of(&file) => return Ok(()),
                     Ok(_) => {}
-                    // Nothing was dropped. It is not tried again with the next one.
+                    // Nothing was dropped. No further unit is tried.
                     Err(_) => units_work = false,
                 }
             }
@@ -394,16 +383,15 @@ pub fn serve() -> io::Result<()> {
     }
 }
 
-/// What it is to do with a part of a file.
+/// A request for a part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// It is read.
     Read(Range<u64>),
-    /// What is in memory of it is dropped, and it is read as a unit; where what was wished before did not come, it is read.
+    /// Drop its pages in memory and read it as a unit. After a failed request: read it plainly.
     AsUnit(Range<u64>),
 }
 
-/// A wish as it is told …
+/// A request as bytes.
 fn told(wish: &Wish) -> [u8; MESSAGE] {
     let (which, range) = match wish {
         Wish::Read(range) => (TO_READ, range),
@@ -417,7 +405,7 @@ fn told(wish: &Wish) -> [u8; MESSAGE] {
     message
 }
 
-/// … and as it is understood.
+/// The reverse of [`told`].
 fn understood(message: &[u8; MESSAGE]) -> Option<Wish> {
     let mut numbers = message
         .chunks_exact(size_of::<u64>())
@@ -430,15 +418,15 @@ fn understood(message: &[u8; MESSAGE]) -> Option<Wish> {
     }
 }
 
-/// Whether the kernel tells this process which pages of a file are in memory: without capabilities, of its own files. Of others it says that all
-/// are.
+/// Whether the kernel shows this process which pages of a file are in memory. Without capabilities it does so for its
+/// own files. For other files it reports all pages as present.
 fn is_told_of(file: &OwnedFd) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
 }
 
-/// Drops what is in memory of a part of a file. What is mapped, being read or waits to be written stays (`mapping_evict_folio` in
-/// Linux `mm/truncate.c`), as pages that were not used lately; that it does is no failure: then the part is read in smaller units. The kernel forgets as well
-/// what it had taken of that part.
+/// Drops the pages of a part of a file. Mapped pages and pages under read or write stay (`mapping_evict_folio` in Linux
+/// `mm/truncate.c`), as do pages not used lately. Then the part is read in smaller units, which is no failure. The
+/// kernel also forgets its evictions from that part.
 fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
     // A length of zero would mean up to the end of the file.
     if let Some(length) = range.end.checked_sub(range.start).and_then(NonZeroU64::new) {
@@ -446,14 +434,14 @@ fn drop_pages(file: &OwnedFd, range: &Range<u64>) {
     }
 }
 
-/// Reads a part of a file, as far as the file goes, and forgets it: what it is read for are the pages that stay in memory.
+/// Reads a part of a file, as far as the file goes, and forgets it: only the pages left in memory count.
 ///
-/// To ask the kernel to read ahead (`POSIX_FADV_WILLNEED`) would be cheaper, but of a larger part it reads only the beginning on many disks
-/// (`force_page_cache_ra` in Linux `mm/readahead.c`), does not tell what came of it, and makes pages one by one: a program that
-/// reads single pages did a quarter less with them than with those that the kernel makes for who reads in order.
+/// `POSIX_FADV_WILLNEED` would be cheaper. But on many disks it reads only the beginning of a larger part
+/// (`force_page_cache_ra` in Linux `mm/readahead.c`), reports no result, and makes single pages. A program with
+/// single-page reads did a quarter less work with these than with the pages of a sequential read.
 ///
 /// # Errors
-/// `AGAIN`: for so long nothing of it came; any other: it cannot be read so.
+/// `AGAIN`: nothing of it came for too long. Any other: it cannot be read so.
 fn read_all(
     file: &OwnedFd,
     range: &Range<u64>,

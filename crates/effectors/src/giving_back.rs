@@ -1,40 +1,17 @@
-//! Giving back what a reader brought before it was contained.
+//! Drops the pages that a streaming reader brought before it was limited.
 //!
-//! A process that is moved into a group with a limit leaves the pages behind that it was charged for: they stay counted in the
-//! group that it came from. Where that one has a limit of its own it stays full of them, and the kernel goes on taking pages
-//! from everybody in it. So what the reader has read already of the files that it has open is
-//! dropped (`posix_fadvise(POSIX_FADV_DONTNEED)` on the same file, opened anew).
+//! A process moved into a limited group leaves its charged pages in the old group. If that group has a limit of its
+//! own, it stays full, and the kernel goes on taking pages from everybody in it. So homeostat calls
+//! `posix_fadvise(POSIX_FADV_DONTNEED)` on the reader's open files, each opened anew. There is no undo: the pages are
+//! clean, and whoever needs one reads it again. The kernel keeps mapped pages. It also keeps unwritten pages, and
+//! starts the writes that it would have done anyway.
 //!
-//! Dropped is only what the reader has read, of regular files on a disk of this machine, that it has open for reading
-//! only, and that nobody else has open or mapped: all processes are looked at first. Where not all of them can be seen, or
-//! one of them does not let itself be looked at (but for the first one), nothing is dropped. There is nothing to put back:
-//! what is dropped is clean, and whoever needs it reads it again. The kernel keeps pages that are mapped; of those that
-//! wait to be written it begins to write what it would have written anyway, and keeps them.
-//!
-//! Others are known by the number of the inode alone, on whatever device: to ask more about a file may be to ask another
-//! machine. Two files of one number are taken for one, and then nothing is dropped; a file that is open through an overlay
-//! mostly has the number of the one below. Not seen are who opens a file after it was looked at, a thread that does not share
-//! the open files of its process, and the kernel itself (a loop device, an NFS server): they read again what was dropped.
-//!
-//! A process that has done nothing since it was last looked at is not looked at again ([`Seen`]): it has opened nothing. One that
-//! takes less than a tick of the clock (10 ms), without a page fault and without reading, is not told from it: it may have opened a
-//! file meanwhile, and has no use of its pages so far. Most of a machine's processes sleep for most of the time, and their files
-//! are most of the work.
-//!
-//! What the disk had read ahead for a fast reader when it was moved lies behind it a moment later, and would stay counted in that group as
-//! long as the reader comes by again (measured: 14 and 18 MiB of 256). So before anything is dropped it is looked once more how far it
-//! is; where that cannot be seen any more, what lay behind it the first time is what is dropped.
-//!
-//! A reader that has come to the end of its file and begins anew has left behind what lies *ahead* of it now, and comes by there again
-//! and again, so that the kernel takes these pages for used and those of others instead. So it is remembered from pass to pass, and from
-//! containment to containment, how far in a file all were that had it open ([`Rounds`]), and what lies ahead is dropped up to there: to
-//! the end once a single process was seen further back, and has read so much in between that it has passed by the end (`rchar`; what it
-//! read elsewhere counts as well). Each part is dropped once each time that the reader is contained: what it reads then counts
-//! elsewhere. Whoever goes back for another reason reads from the disk what it had read before.
-//!
-//! It takes its time: one process or one part of a file is a step, as many of them as fit are a slice, and each is done by
-//! the bounded reader ([`Reader`]), so that a process that keeps its address space locked, or a disk that does not answer,
-//! holds up nobody.
+//! Only pages that the reader has read are dropped, of regular files on a disk of this machine. The reader has them
+//! open for reading only, and nobody else has them open or mapped. All processes are checked first. If one cannot be
+//! checked (except process 1), nothing is dropped. Other users of a file are matched by inode number alone, because a
+//! query may ask another machine. Two files of one number count as one, and nothing is dropped. A file open through an
+//! overlay mostly has the number of the lower file. Unseen: a later open, a thread with its own file table, and the
+//! kernel (a loop device, an NFS server). They read from disk again.
 
 use crate::lost_parts::{Identity, identity};
 use crate::mounts::Mounts;
@@ -57,31 +34,27 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One slice of work.
 const SLICE: Duration = Duration::from_millis(20);
-/// Processes that are looked at; where there are more, nothing is dropped.
+/// Processes checked. If there are more, nothing is dropped.
 const PROCESSES_MAX: usize = 16 * 1024;
-/// Open files and mappings that are looked at, of all processes together; where there are more, nothing is dropped.
+/// Open files and mappings checked, of all processes together. If there are more, nothing is dropped.
 const LOOKED_AT_MAX: usize = 500_000;
-/// Files of a reader that are kept in mind.
+/// Files remembered of one reader.
 const FILES_MAX: usize = 64;
-/// Open files of one process that are looked at; where it has more, nothing is dropped: a step is to take some tens of
-/// milliseconds at most.
+/// Open files of one process checked, some tens of milliseconds. If it has more, nothing is dropped.
 const OPEN_MAX: usize = 16 * 1024;
-/// Inodes of others that are kept in mind from one look to the next: 8 bytes each.
+/// Inodes of others remembered from one check to the next: 8 bytes each.
 const SEEN_MAX: usize = 64 * 1024;
-/// What was read last stays: a reader may go back a little.
+/// The part read last stays: a reader may go back a little.
 const KEEP: u64 = 1 << 20;
-/// Parts of files end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which it drops no
-/// part.
+/// Parts of files end at multiples of this: the kernel's largest unit of file pages, which it drops as a whole only.
 const STEP: u64 = 2 << 20;
-/// Most that is dropped by one call: a few milliseconds where all of it is in memory.
+/// Most bytes dropped by one call: a few milliseconds if all of it is in memory.
 const PART: u64 = 64 << 20;
-/// Most that is gone through for one reader, beginning with what it read last.
+/// Most bytes handled for one reader, beginning with the part read last.
 const GIVEN_MAX: u64 = 16 << 30;
-/// The process that the kernel starts.
 const FIRST: i32 = 1;
-/// The first name space of processes (`PROC_PID_INIT_INO`): from any other one not all processes are seen.
+/// The first PID namespace (`PROC_PID_INIT_INO`). From any other namespace not all processes are visible.
 const PROCESSES_OF_THE_MACHINE: &str = "pid:[4026531836]";
 const OF_OTHERS: &str = "file whose pages stay: another process has it open or mapped";
 const NOT_ONLY_READ: &str = "file whose pages stay: the reader writes to it or maps it";
@@ -115,40 +88,45 @@ pub(super) enum Obstacle {
     NotNow(#[from] NotNow),
 }
 
-/// Files of which it is kept in mind how far a reader was.
+/// Files whose read position is remembered.
 const ROUNDS_MAX: usize = 256;
-/// What lies so far ahead of the reader stays: it is being read ahead for it.
+/// Bytes ahead of the reader that stay: the kernel is reading them ahead.
 const AHEAD: u64 = 16 << 20;
 
-/// How far a reader has come in its files, from pass to pass.
+/// How far a reader has come in its files, from pass to pass and from one limitation to the next.
+///
+/// A reader that starts its file anew leaves pages *ahead* of itself and comes by them again and again. The kernel then
+/// takes them for used pages, and takes those of others instead. So [`Rounds`] remembers how far in a file all openers
+/// were. The part ahead is dropped up to there, or up to the end once a single process has passed the end. It has if it
+/// is further back after enough reading (`rchar`, which also counts other files). Each part is dropped once per
+/// limitation: later reads are charged elsewhere. A process that goes back for another reason reads from disk again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rounds {
     ways: BTreeMap<Identity, Way>,
-    /// Looks so far.
     looks: u64,
 }
 
 /// How far a reader has come in one file.
 #[derive(Clone, Debug)]
 struct Way {
-    /// All that had it open were here, or further, at some look; or one was, that has begun anew since.
+    /// At some check all openers were here or further. Or one opener was, and has begun anew since.
     reached: u64,
-    /// The last look at a single process that has it open.
+    /// The last check of a single process that has it open.
     anchor: Option<Anchor>,
-    /// Ahead of the reader, and dropped since it was contained.
+    /// Ahead of the reader, and dropped since it was limited.
     dropped: Option<Range<u64>>,
-    /// The look at which it was seen last.
+    /// The check at which it was seen last.
     seen: u64,
 }
 
-/// Where a process was in a file, and what it had read by then, of all files.
+/// Where a process was in a file, and the bytes it had read by then, of all files.
 #[derive(Clone, Copy, Debug)]
 struct Anchor {
     process: Single,
     at: u64,
 }
 
-/// What a single process has read so far, of all files.
+/// Bytes that a single process has read, of all files.
 #[derive(Clone, Copy, Debug)]
 struct Single {
     pid: i32,
@@ -157,20 +135,19 @@ struct Single {
 }
 
 impl Rounds {
-    /// The reader is contained once more: what it has left behind meanwhile can be dropped.
+    /// The reader is limited once more, so everything it has left behind meanwhile can be dropped.
     pub(super) fn begin(&mut self) {
         for way in self.ways.values_mut() {
             way.dropped = None;
         }
     }
 
-    /// Whether a file of this number is known.
+    /// Whether a file with this inode number is known.
     fn knows(&self, inode: u64) -> bool {
         self.ways.keys().any(|(_, known, ..)| *known == inode)
     }
 
-    /// Notes where those are that have a file of this size open; and who that is, if it is one process that has read much of one file
-    /// only, of those that it has open.
+    /// Notes the positions in a file of this size. `single`: the only opener, if it reads no other file much.
     fn note(&mut self, file: Identity, size: u64, at: Positions, single: Option<Single>) {
         self.looks += 1;
         if self.ways.len() >= ROUNDS_MAX && !self.ways.contains_key(&file) {
@@ -191,7 +168,7 @@ impl Rounds {
         };
         let way = self.ways.entry(file).or_insert_with(|| begins.clone());
         if way.reached > size.saturating_add(STEP) {
-            // It has been cut since.
+            // It has been truncated since.
             *way = begins;
             return;
         }
@@ -202,11 +179,11 @@ impl Rounds {
                 way.reached = size;
             }
         }
-        // One that does not tell leaves what was known.
+        // Without a single process the old anchor stays.
         way.anchor = anchor.or(way.anchor);
     }
 
-    /// What lies ahead of all that have a file open, was read before, and is to be dropped yet.
+    /// The range ahead of all openers that was read before and is not dropped yet.
     fn ahead(&self, file: Identity, size: u64, at: Positions) -> Option<Range<u64>> {
         let way = self.ways.get(&file)?;
         if at.foremost.saturating_add(STEP) >= way.reached {
@@ -223,7 +200,7 @@ impl Rounds {
         (range.start < range.end).then_some(range)
     }
 
-    /// A part of what lies ahead was dropped; they come from behind.
+    /// A part ahead was dropped. Parts come from the end.
     fn note_dropped(&mut self, file: Identity, part: Range<u64>) {
         let Some(way) = self.ways.get_mut(&file) else {
             return;
@@ -237,8 +214,8 @@ impl Rounds {
 }
 
 impl Anchor {
-    /// Whether the same process is further back now, and has read so much that it has come by the end of a file of this size. (Where it is
-    /// and what it has read are not told in one moment.)
+    /// Whether the same process is further back now, after reading enough to pass the end of a file of this size.
+    /// (Position and bytes read are not sampled at the same moment.)
     fn has_passed_the_end(&self, now: &Self, size: u64) -> bool {
         let is_same =
             (self.process.pid, self.process.start_ticks) == (now.process.pid, now.process.start_ticks);
@@ -252,39 +229,37 @@ impl Anchor {
 struct Candidate {
     file: Arc<OwnedFd>,
     identity: Option<Identity>,
-    /// A process that has it open …
+    /// A process that has it open.
     pid: i32,
-    /// … and on which mount: with the inode, that tells it from another file.
+    /// The mount of that opening. Together with the inode it identifies the file.
     mount: u64,
-    /// What lies before this is behind the reader, and not yet dropped …
+    /// End of the range behind the reader that is not yet dropped.
     to: u64,
-    /// … and this lies ahead of it and was read before.
+    /// The range ahead of the reader that was read before.
     ahead: Option<Range<u64>>,
-    /// The whole of it, in parts that can be dropped.
+    /// Its size in whole parts that can be dropped.
     size: u64,
-    /// Its length.
     length: u64,
 }
 
 impl Candidate {
-    /// Meets what lies behind the reader, and ahead of it if it was read before.
+    /// Sets the ranges to drop: behind the reader, and ahead of it if read before.
     fn aim(&mut self, rounds: &mut Rounds, at: Positions, single: Option<Single>) {
         let to = behind(at.hindmost).min(self.size);
         if let Some(identity) = self.identity {
             rounds.note(identity, self.length, at, single);
             self.ahead = rounds.ahead(identity, self.length, at);
         }
-        // Where it has turned round since it was looked at first, what is being read ahead for it stays.
+        // If the reader has begun anew since the first check, the kernel's read-ahead for it stays.
         self.to = if self.ahead.is_some() { to } else { to.max(self.to) };
     }
 
-    /// Parts that are still to be dropped.
     fn parts(&self) -> u64 {
         let ahead = self.ahead.as_ref().map_or(0, |ahead| ahead.end - ahead.start);
         self.to.div_ceil(PART) + ahead.div_ceil(PART)
     }
 
-    /// The next part, from behind; first what was read last.
+    /// The next part, from the end. The part read last comes first.
     fn next(&mut self) -> Option<(u64, NonZeroU64)> {
         let (from, to) = match &mut self.ahead {
             _ if self.to > 0 => {
@@ -303,27 +278,31 @@ impl Candidate {
     }
 }
 
-/// Where those are that have a file open.
+/// Positions of all openers of a file.
 #[derive(Clone, Copy, Debug)]
 struct Positions {
-    /// The last of them …
+    /// The smallest position.
     hindmost: u64,
-    /// … and the first.
+    /// The largest position.
     foremost: u64,
 }
 
-/// What a process has done so far, by its counters: it is another process, or has run, where these differ.
+/// Activity counters of a process. Different values mean that it has run, or is another process.
+///
+/// Most processes sleep most of the time, and checking their files is most of the work. An idle process has opened
+/// nothing, so its last result ([`Seen`]) holds. Not noticed: less than a clock tick (10 ms) of work without a page
+/// fault or a read. Such a process may have opened a file, but has made no use of its pages so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Doings {
     start_ticks: u64,
     faults: u64,
     cpu_ticks: u64,
-    /// Calls that read, and bytes that they got: who does little else is seen by these.
+    /// Read calls, and bytes that they returned. They reveal a process that does little else.
     reads: (u64, u64),
 }
 
 impl Doings {
-    /// `None`: it has ended, or does not tell.
+    /// `None`: it has ended, or its counters are unreadable.
     fn read(root: &Root, pid: i32) -> Option<Self> {
         let text = fs::read(root.path(&format!("/proc/{pid}/stat"))).ok()?;
         let stat = parse_stat(&text)?;
@@ -337,17 +316,16 @@ impl Doings {
     }
 }
 
-/// What a line of `/proc/PID/io` counts.
+/// The count in one line of `/proc/PID/io`.
 fn counted(io: &[u8], name: &[u8]) -> Option<u64> {
     let line = lines(io).find_map(|line| line.strip_prefix(name))?;
     number(line.trim_ascii())
 }
 
-/// What processes had open and mapped when they were last looked at.
+/// Files that processes had open and mapped at their last check.
 #[derive(Default)]
 pub(super) struct Seen {
     processes: BTreeMap<i32, (Doings, Box<[u64]>)>,
-    /// Inodes in all.
     inodes: usize,
 }
 
@@ -360,51 +338,55 @@ impl Seen {
     }
 }
 
-/// The work of giving back, as far as it got.
+/// The work of dropping, as far as it got.
 pub(super) struct GivingBack {
-    /// Processes of the reader that are still to be looked at …
+    /// Processes of the reader that are still to be checked.
     own: Vec<i32>,
-    /// … and all of them.
+    /// All processes of the reader.
     own_all: BTreeSet<i32>,
-    /// Other processes that are still to be looked at; `None`: not listed yet.
+    /// Other processes that are still to be checked. `None`: not listed yet.
     others: Option<Vec<i32>>,
-    /// Processes of the reader whose positions are to be looked at once more after those.
+    /// Processes of the reader whose positions are checked once more at the end.
+    ///
+    /// The disk has read ahead for a fast reader when it is moved. A moment later these pages lie behind the reader
+    /// (measured: 14 and 18 MiB of 256). They stay charged to the old group as long as it comes by again. If the second
+    /// check fails, the first one counts.
     again: Vec<i32>,
     /// By inode.
     files: BTreeMap<u64, Candidate>,
-    /// Where the processes of the reader are that have a file open, by inode …
+    /// Positions of the reader's processes in their open files, by inode.
     positions: BTreeMap<u64, Positions>,
-    /// … and the second time …
+    /// The same at the second check.
     positions_now: BTreeMap<u64, Positions>,
-    /// … and on which mounts these are.
+    /// Mounts of the files open at the second check.
     mounts_now: BTreeSet<(u64, u64)>,
-    /// What each of its processes has read so far, of all files …
+    /// Bytes that each of its processes has read, of all files.
     doings: Vec<Single>,
-    /// … and the second time.
+    /// The same at the second check.
     doings_now: Vec<Single>,
     /// How far it was before.
     rounds: Rounds,
-    /// Files of which also what lies ahead was dropped.
+    /// Files whose part ahead was dropped, too.
     rounds_dropped: usize,
-    /// What the reader does otherwise than read.
+    /// Files that the reader also writes or maps.
     not_only_read: BTreeSet<u64>,
     /// Files that stay as they are, by reason.
     left: BTreeMap<String, u64>,
     looked_at: usize,
     given: u64,
     steps: u64,
-    /// A step is waited for so long; in a test that has much to look at, longer.
+    /// Longest wait for a step. Tests with much to check set it longer.
     patience: Duration,
-    /// What was seen of others before …
+    /// Results of earlier checks of other processes.
     before: Seen,
-    /// … and this time.
+    /// Results of this check.
     seen: Seen,
-    /// The last of all that hold the reader's files: it closes them elsewhere.
+    /// Last owner of the reader's files. It closes them in another thread.
     held: Held,
 }
 
 impl GivingBack {
-    /// Begins with the processes of a reader, with what was seen of others the last time, and how far it was before.
+    /// Begins with the processes of a reader, the last results for others, and how far the reader was.
     pub(super) fn new(processes: BTreeSet<i32>, before: Seen, rounds: Rounds) -> Self {
         Self {
             before,
@@ -431,7 +413,7 @@ impl GivingBack {
         }
     }
 
-    /// One slice. When it is over: what was left as it is, by reason, and what was seen of others.
+    /// One slice. At the end it returns the files left as they are, by reason.
     pub(super) fn go_on(
         &mut self,
         root: &Root,
@@ -456,11 +438,11 @@ impl GivingBack {
         }
     }
 
-    /// What was seen of others: this time, and before of those that were not looked at any more.
+    /// Results for other processes: new ones, and old ones for processes not checked this time.
     pub(super) fn take_seen(&mut self) -> Seen {
         let mut seen = std::mem::take(&mut self.seen);
         for (pid, (doings, inodes)) in std::mem::take(&mut self.before).processes {
-            // One that has ended is known by its start time, should another get its number, and left out after a whole look.
+            // The start time reveals a reused number. A complete check leaves out ended processes.
             if self.others.as_ref().is_none_or(|others| others.contains(&pid)) {
                 seen.keep(pid, doings, inodes.into_vec());
             }
@@ -487,24 +469,25 @@ impl GivingBack {
         self.rounds.looks
     }
 
-    /// Of so many files also what lies ahead of the reader was dropped.
+    /// Number of files whose part ahead was dropped, too.
     pub(super) fn rounds_dropped(&self) -> usize {
         self.rounds_dropped
     }
 
-    /// So many bytes of files were gone through, whether they were in memory or not.
+    /// Bytes of files handled, whether they were in memory or not.
     pub(super) fn given(&self) -> u64 {
         self.given
     }
 
-    /// Steps done, and how many there are in all as far as is known.
+    /// Steps done, and the total as far as is known.
     pub(super) fn steps(&self) -> (u64, u64) {
         let parts: u64 = self.files.values().map(Candidate::parts).sum();
         let waiting = self.own.len() + self.again.len() + self.others.as_ref().map_or(0, Vec::len);
         (self.steps, self.steps + waiting as u64 + parts + 1)
     }
 
-    /// One step; true when it was the last one.
+    /// One step: one process, or one part of a file. True when it was the last one. The bounded reader ([`Reader`])
+    /// does each step, so that a locked address space or a dead disk holds up nobody.
     fn step(&mut self, root: &Root, reader: &mut Reader) -> Result<bool, Obstacle> {
         self.steps += 1;
         let room = LOOKED_AT_MAX.saturating_sub(self.looked_at);
@@ -519,7 +502,7 @@ impl GivingBack {
             return Ok(false);
         }
         if self.others.is_none() {
-            // Only now it is known how far the last of its processes is.
+            // Only now the last position of its processes is known.
             let single = single(&self.positions, &self.doings);
             for (inode, file) in &mut self.files {
                 if let Some(at) = self.positions.get(inode) {
@@ -561,7 +544,7 @@ impl GivingBack {
                 look_at_reader(&of, pid, LOOKED_AT_MAX, 0, &nothing)
             }) {
                 Ok(Ok(look)) => self.see_again(look),
-                // What was seen the first time is enough.
+                // The first check is enough.
                 Ok(Err(_)) | Err(_) => self.again.clear(),
             }
             return Ok(false);
@@ -573,7 +556,7 @@ impl GivingBack {
         *self.left.entry(why.to_owned()).or_default() += 1;
     }
 
-    /// Adds what one process of the reader has open.
+    /// Adds the open files of one process of the reader.
     fn add(&mut self, pid: i32, look: Look) {
         for (why, count) in look.left {
             *self.left.entry(why.to_owned()).or_default() += count;
@@ -597,7 +580,7 @@ impl GivingBack {
         self.leave_what_is_not_only_read(look.not_only_read);
     }
 
-    /// Adds what one process of the reader has open the second time; once all are known, what lies behind it now is behind it as well.
+    /// Adds the second check of one process. Once all are checked, the range now behind the reader counts as well.
     fn see_again(&mut self, look: Look) {
         note(&mut self.positions_now, look.positions);
         self.mounts_now.extend(look.mounts);
@@ -606,7 +589,7 @@ impl GivingBack {
         if self.again.is_empty() {
             let single = single(&self.positions_now, &self.doings_now);
             for (inode, file) in &mut self.files {
-                // One that was closed since tells nothing, nor does another file of that number.
+                // A file closed since gives no position, nor does another file of that number.
                 let is_open = self.mounts_now.contains(&(*inode, file.mount));
                 if let Some(now) = self.positions_now.get(inode).filter(|_| is_open) {
                     file.aim(&mut self.rounds, *now, single);
@@ -624,7 +607,7 @@ impl GivingBack {
         }
     }
 
-    /// Drops one part of one file; true when there is nothing more to drop. What lies behind comes first, of all files.
+    /// Drops one part of one file; true when nothing is left. The ranges behind come first, of all files.
     fn give_back_a_part(&mut self, reader: &mut Reader) -> Result<bool, Obstacle> {
         let mut next = self.files.iter().find(|(_, c)| c.to > 0);
         next = next.or_else(|| self.files.iter().find(|(_, c)| c.parts() > 0));
@@ -643,7 +626,7 @@ impl GivingBack {
             return Ok(true);
         };
         let file = Arc::clone(&candidate.file);
-        // It is the disk that may keep it waiting, and not the process: that one can be asked again.
+        // The negative number stands for the disk: if it hangs, the process can still be checked.
         let own = -candidate.pid;
         let dropped = reader
             .run(own, self.patience, move || {
@@ -664,16 +647,16 @@ impl GivingBack {
     }
 }
 
-/// What one process of the reader has open.
+/// Open files of one process of the reader.
 #[derive(Default)]
 struct Look {
     /// Files that it has read a part of, by inode.
     files: BTreeMap<u64, Found>,
-    /// All positions, also of files that it has not read yet.
+    /// All positions, including files that it has not read yet.
     positions: Vec<(u64, u64)>,
     /// Inodes that it has open on a disk, with the mount of each.
     mounts: Vec<(u64, u64)>,
-    /// What it has read so far, of all files, if it tells.
+    /// Bytes it has read, of all files, if its counters are readable.
     doings: Option<Single>,
     not_only_read: BTreeSet<u64>,
     left: BTreeMap<&'static str, u64>,
@@ -687,8 +670,7 @@ struct Found {
     length: u64,
 }
 
-/// Looks what a process of the reader has open, and opens what it has read much of, or had before it began anew; at most so many
-/// files.
+/// Checks the open files of a process of the reader. Opens at most `most` files: those much read before or now.
 fn look_at_reader(
     root: &Root,
     pid: i32,
@@ -698,7 +680,7 @@ fn look_at_reader(
 ) -> Result<Look, Obstacle> {
     let mut look = Look::default();
     let mut read = Vec::new();
-    // Before anything is opened: to open a file of another machine may take as long as that likes.
+    // Read before anything is opened: opening a file of another machine may hang.
     let mounts = Mounts::of(root, pid).map_err(|why| Obstacle::Mounts { pid, why });
     let Some(mounts) = unless_ended(root, pid, mounts)? else {
         return Ok(look);
@@ -708,7 +690,7 @@ fn look_at_reader(
             look.not_only_read.insert(inode);
             return;
         }
-        // What has no position is not read by one.
+        // A file without a position is not read by one.
         let at = parse_position(text).unwrap_or(0);
         look.positions.push((inode, at));
         let mount = mounts.mount_of(text);
@@ -738,7 +720,7 @@ fn look_at_reader(
             *look.left.entry(TOO_MANY).or_default() += 1;
             continue;
         }
-        // Another one has got its number meanwhile, or it is something else than a file: nothing to say of it.
+        // Otherwise another file has taken its number meanwhile, or it is no regular file.
         let path = root.path(&format!("/proc/{pid}/fd/{number}"));
         if let Some((file, length)) = open_read(root, &path, &mounts, inode) {
             look.files.insert(inode, Found { file, mount, length });
@@ -747,12 +729,12 @@ fn look_at_reader(
     Ok(look)
 }
 
-/// What lies behind a reader at this position, to where it may be dropped.
+/// End of the range behind this position that may be dropped.
 fn behind(position: u64) -> u64 {
     position.saturating_sub(KEEP) / STEP * STEP
 }
 
-/// Notes for each inode where those are that have it open.
+/// Notes for each inode the positions of its openers.
 fn note(all: &mut BTreeMap<u64, Positions>, positions: Vec<(u64, u64)>) {
     for (inode, at) in positions {
         let known = all.entry(inode).or_insert(Positions {
@@ -764,7 +746,7 @@ fn note(all: &mut BTreeMap<u64, Positions>, positions: Vec<(u64, u64)>) {
     }
 }
 
-/// The one process of a reader that has read much of one file at most, of those that it has open.
+/// The only process of a reader, if it has read much of one file at most among its open files.
 fn single(positions: &BTreeMap<u64, Positions>, doings: &[Single]) -> Option<Single> {
     let read = positions.values().filter(|at| behind(at.foremost) > 0).count();
     match doings {
@@ -773,13 +755,13 @@ fn single(positions: &BTreeMap<u64, Positions>, doings: &[Single]) -> Option<Sin
     }
 }
 
-/// Opens what a process has open as that inode once more, if it is a regular file. With it: its length.
+/// Opens a process's file of that inode once more, if it is a regular file. Returns its length, too.
 fn open_read(root: &Root, path: &Path, mounts: &Mounts, inode: u64) -> Option<(OwnedFd, u64)> {
     let (held, stat) = hold_regular(root, path, mounts).filter(|(_, stat)| stat.st_ino == inode)?;
     Some((open_held(&held)?, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
-/// `None` when what was asked of a process failed because it has ended.
+/// `None` if the question failed because the process has ended.
 pub(super) fn unless_ended<T>(
     root: &Root,
     pid: i32,
@@ -792,8 +774,8 @@ pub(super) fn unless_ended<T>(
     }
 }
 
-/// Whether a process has ended, or is ending and has let go of its files: there are directories that tell of them all the same, until
-/// its parent has asked for its end. With other threads that live on it is none.
+/// Whether a process has ended, or is ending and has closed its files. Its directories stay until its parent reaps it.
+/// A process with other live threads is not dead.
 fn is_dead(root: &Root, pid: i32) -> bool {
     /// `PF_EXITING` (Linux `include/linux/sched.h`), as proc_pid_stat(5) shows it.
     const EXITING: u64 = 0x4;
@@ -804,15 +786,15 @@ fn is_dead(root: &Root, pid: i32) -> bool {
     })
 }
 
-/// Which inodes a process has open or mapped, and how many open files and mappings were looked at: none where it has done nothing
-/// since the last time. With it, what it had done before that.
+/// Inodes that a process has open or mapped, its counters before the check, and the number of files and mappings
+/// checked. That is none if the process was idle since its last check.
 fn held_by(
     root: &Root,
     pid: i32,
     before: Option<(Doings, Box<[u64]>)>,
     room: usize,
 ) -> Result<(Option<Doings>, Vec<u64>, usize), Obstacle> {
-    // First: what it does while it is looked at counts as done since.
+    // Read first: activity during the check counts as later.
     let doings = Doings::read(root, pid);
     if let Some((_, inodes)) = before.filter(|(then, _)| doings == Some(*then)) {
         return Ok((doings, inodes.into_vec(), 0));
@@ -823,7 +805,7 @@ fn held_by(
         held.push(inode)
     })?;
     if open + mapped == 0 && pid != FIRST {
-        // Of a leader that has ended nothing is told, whatever its threads have open.
+        // A leader that has ended shows no files, whatever its threads have open.
         let threads =
             fs::read_dir(root.path(&format!("/proc/{pid}/task"))).map_or(0, |list| list.take(2).count());
         if threads > 1 {
@@ -835,8 +817,8 @@ fn held_by(
     Ok((doings, held, open + mapped))
 }
 
-/// Shows each open file of a process that has a name on a disk, with its number, its inode and its text in `fdinfo`; returns how
-/// many files it has open. A process that has ended has none.
+/// Calls back for each open file with a name on a disk: its number, its inode and its `fdinfo` text. Returns the number
+/// of all open files. A process that has ended has none.
 pub(super) fn each_open_file(
     root: &Root,
     pid: i32,
@@ -861,7 +843,7 @@ pub(super) fn each_open_file(
             return Err(Obstacle::Open(pid));
         }
         count += 1;
-        // What name it has is told without asking whoever keeps the file.
+        // Reading the name does not involve the file's server.
         let name = unless_gone(pid, fs::read_link(entry.path()))?;
         let Some(name) = name.as_ref().map(|name| name.as_os_str().as_bytes()) else {
             continue;
@@ -879,15 +861,14 @@ pub(super) fn each_open_file(
     Ok(count)
 }
 
-/// Shows the inode of each mapping of a process that is one of a file, with its device and its addresses as the kernel writes them;
-/// returns how many mappings there are.
+/// Calls back for each file mapping: inode, device, and addresses as the kernel writes them. Returns the count.
 pub(super) fn each_mapped_file(
     root: &Root,
     pid: i32,
     room: usize,
     mut see: impl FnMut(u64, &[u8], &[u8]),
 ) -> Result<usize, Obstacle> {
-    /// Room for what the kernel writes at one time.
+    /// The most that the kernel writes at one time.
     const BUFFER_BYTES: usize = 64 * 1024;
     let Some(maps) = unless_gone(pid, fs::File::open(root.path(&format!("/proc/{pid}/maps"))))? else {
         return Ok(0);
@@ -911,8 +892,8 @@ pub(super) fn each_mapped_file(
     }
 }
 
-/// `None` when what was asked for is not there any more, or never was: a thread of the kernel has no memory. The first process of
-/// the machine may keep even root from looking; it starts others, and works on no large files.
+/// `None` when the answer is gone, or never was there: a kernel thread has no memory. Process 1 may keep even root from
+/// looking. It starts others, and works on no large files.
 fn unless_gone<T>(pid: i32, answer: io::Result<T>) -> Result<Option<T>, Obstacle> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -922,7 +903,7 @@ fn unless_gone<T>(pid: i32, answer: io::Result<T>) -> Result<Option<T>, Obstacle
     }
 }
 
-/// All processes of that kind but this one: what we have open is what we have opened here, or look at from elsewhere.
+/// All processes of that kind except this one. Homeostat's own open files come from here, or are checked elsewhere.
 fn processes(root: &Root, is_meant: impl Fn(i32) -> bool) -> Result<Vec<i32>, Obstacle> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let mut found = Vec::new();
@@ -940,7 +921,7 @@ fn processes(root: &Root, is_meant: impl Fn(i32) -> bool) -> Result<Vec<i32>, Ob
     Ok(found)
 }
 
-/// Whether all processes of the machine are listed to us, and let themselves be looked at.
+/// Whether all processes of the machine are visible and can be checked.
 fn sees_everybody(root: &Root) -> bool {
     let namespace = fs::read_link(root.link_path("/proc/self/ns/pid"));
     namespace.is_ok_and(|name| name.as_os_str() == PROCESSES_OF_THE_MACHINE) && may(root, CAP_SYS_PTRACE)

@@ -1,5 +1,4 @@
-//! Who is who: what every effector on processes needs to be sure that it acts on the process of its record, in the boot
-//! and the namespaces of its record.
+//! Identity checks for effectors on processes: each must act on the process, boot and namespaces of its record.
 
 use homeostat_kernel::Root;
 use homeostat_model::{Direction, Nanoseconds, ProcessId, Progress, UndoRecord};
@@ -8,7 +7,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// Name in the record under which the namespaces stand.
+/// Name of the namespaces in a record.
 pub(super) const NAMESPACES: &str = "namespaces";
 
 /// The pid and time namespaces in which process numbers and start times have their meaning.
@@ -23,7 +22,7 @@ pub(super) fn namespaces(root: &Root) -> String {
         .join(" ")
 }
 
-/// In other namespaces the process of the record seems to be gone, and its undo would be struck off undone.
+/// In other namespaces the process of the record seems gone, and its undo would be struck off undone.
 pub(super) fn require_namespaces(root: &Root, record: &UndoRecord) -> Result<(), PlatformError> {
     let here = namespaces(root);
     match record.found.get(NAMESPACES) {
@@ -40,7 +39,7 @@ pub(super) fn require_namespaces(root: &Root, record: &UndoRecord) -> Result<(),
     }
 }
 
-/// The id of the running boot: records of another one are void.
+/// The id of the running boot: records of another boot are void.
 pub(super) fn boot_id(root: &Root) -> Result<String, PlatformError> {
     let path = root.path("/proc/sys/kernel/random/boot_id");
     match fs::read_to_string(&path) {
@@ -53,8 +52,7 @@ pub(super) fn boot_id(root: &Root) -> Result<String, PlatformError> {
     }
 }
 
-/// What there is to say about a record of another boot; `None` when it is of this one. The memory and the processes of
-/// that boot are gone, and with them everything there was to undo.
+/// The answer for a record of another boot, whose memory and processes are gone. `None` for this boot.
 pub(super) fn of_another_boot(
     root: &Root,
     record: &UndoRecord,
@@ -75,7 +73,7 @@ pub(super) fn of_another_boot(
     }
 }
 
-/// Name of a value of the record that is about one process: `name.PID.START`.
+/// Name of a record's value about one process: `name.PID.START`.
 pub(super) fn process_key(name: &str, id: ProcessId) -> String {
     format!("{name}.{}.{}", id.pid, id.start_ticks)
 }
@@ -100,7 +98,7 @@ pub(super) fn by_process<'r>(
     })
 }
 
-/// A value of the record that is not understood.
+/// The error for a value of the record that is not understood.
 pub(super) fn malformed(record: &UndoRecord, key: &str) -> PlatformError {
     /// Most characters of the value that are shown.
     const SHOWN_MAX: usize = 120;
@@ -111,7 +109,6 @@ pub(super) fn malformed(record: &UndoRecord, key: &str) -> PlatformError {
     }
 }
 
-/// A length of time as the model counts it.
 pub(super) fn nanoseconds(time: Duration) -> Nanoseconds {
     Nanoseconds(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
@@ -128,12 +125,11 @@ pub(super) fn full_stall_microseconds(root: &Root) -> Option<u64> {
         .ok()
 }
 
-/// What `/proc/PID/stat` says about identity.
+/// The fields of `/proc/PID/stat` about identity.
 pub(super) struct ProcessStat {
     pub(super) start_ticks: u64,
     pub(super) ended: bool,
-    /// Where code and stack begin: changes with `execve` (which keeps pid and start time) wherever addresses
-    /// are randomised.
+    /// Where code and stack begin. With randomised addresses `execve` changes these, not pid or start time.
     pub(super) image: String,
 }
 
@@ -144,8 +140,8 @@ impl ProcessStat {
         Self::parse(&text).ok_or(PlatformError::Malformed { path, line: text })
     }
 
-    /// Field numbers as in proc_pid_stat(5); the program name (field 2) may contain anything, so counting starts
-    /// after its last parenthesis, at field 3.
+    /// Field numbers as in proc_pid_stat(5). The program name (field 2) may contain anything, so counting starts after
+    /// its last parenthesis, at field 3.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text
             .get(text.rfind(')')? + 1..)?
@@ -160,7 +156,7 @@ impl ProcessStat {
     }
 }
 
-/// What a failure to read below `/proc/PID` means.
+/// Meaning of a failure to read below `/proc/PID`.
 pub(super) fn read_error(id: ProcessId, error: &io::Error) -> PlatformError {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => denied(id),

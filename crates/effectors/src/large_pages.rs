@@ -1,33 +1,17 @@
 //! Large pages for memory that a process already has, from outside, with an undo.
 //!
-//! **Apply** gives each 2 MiB piece of the action `MADV_COLLAPSE`, one call a piece: the process stands still for
-//! at most that call if it touches that piece, and the kernel needs one free large page at a time. **Undo** gives
-//! one 4 KiB page of each piece `MADV_COLD`: advice for a part of a large page makes the kernel split it
-//! (`madvise_cold_or_pageout_pte_range` in mm/madvise.c). No page is moved or written by the undo, and no swap is
-//! needed. Its side effect is that the advised page loses its place in the kernel's list of recently used pages;
-//! the *last* page of the piece bears it, because allocators and runtimes keep headers, free lists and the
-//! first, most used objects at the low end of what they allocate.
+//! **Apply** gives each 2 MiB piece `MADV_COLLAPSE`, one call a piece. The process stands still for at most that call,
+//! if it touches that piece, and the kernel needs one free large page at a time. **Undo** gives one 4 KiB page of each
+//! piece `MADV_COLD`: the kernel splits a large page that is advised in part (`madvise_cold_or_pageout_pte_range` in
+//! mm/madvise.c). The undo moves and writes no page and needs no swap. The advised page loses its place among recently
+//! used pages. It is the *last* page of the piece, because allocators keep headers and busy objects at the low end.
 //!
-//! One thing does not come back as it was: zero-filled pages. Linux 6.12 and later map them to the shared zero page
-//! when a large page is split, and free them; the program reads the same zeros, has that much less resident memory, and
-//! takes a page fault when it writes there again.
+//! Zero-filled pages change: on a split, Linux 6.12 and later map them to the shared zero page and free them. The
+//! program reads the same zeros, has less resident memory, and takes a page fault when it writes there again.
 //!
-//! Rules kept here, whatever the strategy proposed:
-//! * Only pieces whose 512 base pages were all present when the record was made are ever touched; the record
-//!   lists them. A piece that was huge already was not our work and is not split by our undo. Before each
-//!   conversion the piece is looked at again: holes are not filled, so the change adds no memory.
-//! * Pages shared with another process are left alone: conversion would copy anonymous pages that a fork shares
-//!   (bloat), and shared memory mapped by a large page in two processes can not be split from outside
-//!   (Linux 6.18: `folio_maybe_mapped_shared` ends `MADV_COLD` early; tested). An action may ask for the latter
-//!   with `several_mappers=allow`; its undo then is [`PlatformError::Busy`] for as long as several map it.
-//! * A process is addressed by a pidfd, opened before its start time is compared with the record.
-//! * `MADV_COLLAPSE` ignores the system-wide switch. A person who set `enabled` to `never`, or a program that
-//!   called `PR_SET_THP_DISABLE` or `MADV_NOHUGEPAGE`, wins: [`PlatformError::Conflict`].
-//!
-//! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share
-//! of wall time spent in conversion calls, 0.01..=1, default 0.5), `bytes_per_second` (upper bound),
-//! `free_memory_min` (bytes; MemAvailable below which nothing is converted, default the larger of 256 MiB and
-//! 2 % of MemTotal), `several_mappers` (`allow` or `refuse`).
+//! Rules, whatever the strategy proposes: a piece that was large stays large, holes stay empty, and pages shared by a
+//! fork are not copied. `MADV_COLLAPSE` ignores the system-wide switch. So `enabled` = `never`, `PR_SET_THP_DISABLE`
+//! and `MADV_NOHUGEPAGE` are [`PlatformError::Conflict`].
 
 use crate::identity::{
     NAMESPACES, ProcessStat, boot_id, denied, namespaces, nanoseconds, of_another_boot, process_key,
@@ -52,24 +36,23 @@ use std::time::Duration;
 const PIECES_PER_ACTION_MAX: usize = 32 * 1024;
 /// Most processes in one action. Each takes two open files while the action is under way.
 const PROCESSES_PER_ACTION_MAX: usize = 128;
-/// Pieces looked at together before they are converted: 64 MiB, about 0.1 ms of page-table walk (1.2 ms/GiB).
+/// Pieces checked together before they are converted: 64 MiB, about 0.1 ms of page-table walk (1.2 ms/GiB).
 const PIECES_PER_LOOK: usize = 32;
-/// Pieces looked at together when only looking: 512 MiB, a few milliseconds.
+/// Pieces checked together without conversion: 512 MiB, a few milliseconds.
 const PIECES_PER_CHECK: usize = 256;
-/// Ranges in one undo call. The kernel holds the address space of the process for reading during the whole call,
-/// which keeps out its `mmap` and `munmap`. The work is the splitting: 1 or 512 ranges a call cost the same
-/// 0.049 s/GiB (Linux 6.18, 2 vCPU), so the call is kept short: 8 ranges take about 0.9 ms.
+/// Ranges in one undo call. The kernel holds the address space for reading during the call, which keeps out `mmap` and
+/// `munmap`. Splitting takes 0.049 s/GiB, whether a call has 1 or 512 ranges (Linux 6.18, 2 vCPU). 8 take 0.9 ms.
 const RANGES_PER_UNDO_CALL: usize = 8;
-/// Pieces looked at together before they are split: about 6 ms of splitting.
+/// Pieces checked together before they are split: about 6 ms of splitting.
 const PIECES_PER_SPLIT: usize = 64;
-/// Attempts for a piece that is in use just now (EAGAIN), or was split again before the check.
+/// Attempts for a piece that is in use (EAGAIN), or was split again before the check.
 const ATTEMPTS_MAX: u8 = 5;
-/// Consecutive failures to get a large page (ENOMEM, EBUSY) after which the action waits for better times.
+/// Consecutive failures to get a large page (ENOMEM, EBUSY) before the action waits for better times.
 const NO_MEMORY_MAX: u8 = 3;
-/// Rounds of an undo before it waits for the other mappers of a piece to go.
+/// Rounds of an undo before it waits until other processes unmap a piece.
 const UNDO_ROUNDS_MAX: u8 = 6;
-/// Room that the control group of a process must have below its limit: each conversion is charged to it before
-/// the old pages are freed, and a group at its limit would be reclaimed from.
+/// Room that the control group of a process must have below its limit. Each conversion is charged before the old pages
+/// are freed, and the kernel would reclaim from a group at its limit.
 const GROUP_ROOM_MIN: u64 = 64 * 1024 * 1024;
 
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -170,8 +153,8 @@ impl Effector for LargePages {
             Direction::Undo => task.undo(&self.root),
         };
         if !matches!(&outcome, Ok(progress) if !progress.done) {
-            // After a fault: start over from what the machine shows when called again. At the end: a change that stays
-            // in force for weeks must not hold two descriptors per process all that time.
+            // After a fault the next call starts over from what the machine shows. At the end the descriptors are
+            // closed: a change may stay in force for weeks.
             self.tasks.remove(&record.action.id);
         }
         outcome
@@ -194,7 +177,11 @@ const REFUSED: &str = "refused by the kernel (EINVAL), e.g. offset not aligned";
 const IN_USE: &str = "pages in use at every attempt (EAGAIN)";
 const NOT_HUGE: &str = "converted, but not huge when checked";
 
-/// The arguments of an action.
+/// Arguments of an action, all optional:
+/// * `slice_ms`: length of one slice, 1..=100, default 20.
+/// * `duty`: share of wall time in conversion calls, 0.01..=1, default 0.5.
+/// * `bytes_per_second`: upper bound. `several_mappers`: `allow` or `refuse`.
+/// * `free_memory_min`: least MemAvailable in bytes, default the larger of 256 MiB and 2 % of MemTotal.
 #[derive(Clone, Debug, PartialEq)]
 struct Settings {
     slice: Duration,
@@ -265,7 +252,7 @@ impl Settings {
     }
 }
 
-/// The memory target of the action, if it is one that can be carried out.
+/// The memory target of the action, if it can be carried out.
 fn checked_targets(action: &Action) -> Result<&[MemoryTarget], PlatformError> {
     let rejected = |value: String, why: &str| PlatformError::Rejected {
         what: "target of large_pages".into(),
@@ -309,7 +296,7 @@ fn checked_targets(action: &Action) -> Result<&[MemoryTarget], PlatformError> {
     Ok(targets)
 }
 
-/// A process that certainly is the one of the record.
+/// A process that certainly is the one of the record: its pidfd is opened before its start time is compared.
 struct Process {
     id: ProcessId,
     handle: OwnedFd,
@@ -318,25 +305,24 @@ struct Process {
 }
 
 impl Process {
-    /// Opens the process; `image`, when given, must be what it still runs.
+    /// Opens the process. If `image` is given, the process must still run it.
     fn open(root: &Root, id: ProcessId, image: Option<&str>) -> Result<Self, PlatformError> {
         let vanished = || PlatformError::Vanished {
             target: format!("process {id}"),
         };
         let handle = pidfd_open(id.pid).map_err(|e| match e.raw_os_error() {
-            // EINVAL, ENOENT (Linux 6.15): the number is now that of a thread of another process.
+            // EINVAL, ENOENT (Linux 6.15): the number now belongs to a thread of another process.
             Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => vanished(),
             Some(libc::ENOSYS) => unsupported("the kernel has no pidfd_open (Linux 5.3)"),
             Some(libc::EPERM | libc::EACCES) => denied(id),
-            // Out of descriptors or memory: no sign that the process ended, so what is owed to it stays owed.
+            // Out of descriptors or memory: no sign that the process ended, so the undo stays owed.
             _ => PlatformError::Busy {
                 what: format!("process {id}"),
                 why: e.to_string(),
             },
         })?;
         let pagemap = Pagemap::open(&root.path("/proc"), id.pid).map_err(|e| read_error(id, &e))?;
-        // Only now: had the number been given to another process before the handles were opened, its start time
-        // would differ.
+        // Checked last: a process that took the number before the opening would have another start time.
         let stat = ProcessStat::read(root, id)?;
         if stat.start_ticks != id.start_ticks || stat.ended || image.is_some_and(|image| image != stat.image)
         {
@@ -350,8 +336,8 @@ impl Process {
         })
     }
 
-    /// Whether it still runs the same program. A file that can not be read just now (descriptors or memory are short)
-    /// is no sign of the end; the handles hit this process or nobody in any case.
+    /// Whether it still runs the same program. A file that cannot be read now (descriptors or memory are short) is no
+    /// sign of the end. The handles reach this process or nobody in any case.
     fn is_alive(&self, root: &Root) -> bool {
         match ProcessStat::read(root, self.id) {
             Ok(stat) => stat.start_ticks == self.id.start_ticks && !stat.ended && stat.image == self.image,
@@ -374,12 +360,12 @@ impl Process {
     }
 }
 
-/// What `prepare` saw of one process.
+/// One process, as `prepare` saw it.
 #[derive(Default)]
 struct Survey {
-    /// Indices into the target's pieces.
+    /// Indices into the target's pieces, for pieces whose 512 base pages were all present. Only these are ever touched.
     convertible: Vec<usize>,
-    /// Those of them that are shared memory.
+    /// The convertible pieces in shared memory.
     shared: Vec<usize>,
     already_huge: u64,
     skipped: BTreeMap<&'static str, u64>,
@@ -462,7 +448,7 @@ fn ranges_to_text(indices: &[usize]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// The reverse of [`ranges_to_text`]; `None` unless ascending and below `limit`.
+/// The reverse of [`ranges_to_text`]. `None` unless ascending and below `limit`.
 fn ranges_from_text(text: &str, limit: usize) -> Option<Vec<usize>> {
     let mut indices = Vec::new();
     for run in text.split(',').filter(|run| !run.is_empty()) {
@@ -476,7 +462,6 @@ fn ranges_from_text(text: &str, limit: usize) -> Option<Vec<usize>> {
     Some(indices)
 }
 
-/// How far one piece is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Pending { attempts: u8 },
@@ -496,7 +481,7 @@ struct ProcessTask {
     pieces: Vec<Piece>,
 }
 
-/// The way to one direction of one action. Everything in it can be had again from the record and the machine.
+/// The way to one direction of one action. Everything in it can be rebuilt from the record and the machine.
 struct Task {
     direction: Direction,
     settings: Settings,
@@ -504,9 +489,8 @@ struct Task {
     total: u64,
     found_skipped: BTreeMap<String, u64>,
     enabled: String,
-    /// Next piece to look at: index of the process, index of the piece.
+    /// Next piece to check: index of the process, index of the piece.
     cursor: (usize, usize),
-    /// Passes over the pieces so far.
     rounds: u8,
     checking: bool,
     done: bool,
@@ -626,7 +610,7 @@ impl Task {
                 self.rounds += 1;
                 self.cursor = (0, 0);
                 if self.is_pending() {
-                    // Give the holders of the pages time to let go; longer each time.
+                    // Gives the holders of the pages time to let go, longer each time.
                     pause_more = Duration::from_millis(5) * (1 << self.rounds.min(6));
                     break;
                 }
@@ -643,7 +627,12 @@ impl Task {
         Ok(self.progress(&slice, pause))
     }
 
-    /// Looks at the next pieces and converts them until the slice ends; `false` at the end of the pass.
+    /// Checks and converts the next pieces until the slice ends. `false` at the end of the pass.
+    ///
+    /// Pages shared with another process are left alone: converting would copy anonymous pages that a fork shares.
+    /// Shared memory that two processes map by a large page cannot be split from outside (Linux 6.18:
+    /// `folio_maybe_mapped_shared` ends `MADV_COLD` early; tested). An action may allow it by `several_mappers`; its
+    /// undo is then [`PlatformError::Busy`] while several map it.
     fn convert_some(&mut self, root: &Root, slice: &mut Slice) -> Result<bool, PlatformError> {
         let Some((index, window)) = self.next_window(PIECES_PER_LOOK) else {
             return Ok(false);
@@ -675,15 +664,15 @@ impl Task {
                 (PieceState::Unmapped, _) => Stage::Skipped(UNMAPPED),
                 (PieceState::Sparse { .. }, false) if zero.is_none() => Stage::Skipped(HOLES),
                 (PieceState::Empty, false) => Stage::Skipped(EMPTY),
-                // After an undo, shared pages stay in memory but are mapped again only as they are touched; and
-                // zero-filled private pages were freed by the split (see `freed_by_our_undo`).
+                // After an undo, shared pages stay in memory but are mapped again only on access. The split freed
+                // zero-filled private pages (see `freed_by_our_undo`).
                 (PieceState::Sparse { .. } | PieceState::Empty | PieceState::Full, _) => {
                     let sharing = process
                         .pagemap
                         .sharing(piece.address)
                         .map_err(|e| read_error(process.id, &e))?;
-                    // Looked at again just before: the look at the whole window may be some calls old, and the
-                    // program may have given pages back (or become another program) since.
+                    // Checked again just before the conversion: the window's check may be some calls old. Since then
+                    // the program may have freed pages, or become another program.
                     if !piece.shared && sharing.exclusive + sharing.shared < PAGES_PER_PIECE {
                         piece.stage = Stage::Skipped(HOLES);
                         continue;
@@ -725,7 +714,7 @@ impl Task {
                             Stage::Pending { attempts }
                         }
                         Err(AdviseError::Invalid) => {
-                            // Of shared memory the kernel also refuses what `shmem_enabled` forbids.
+                            // For shared memory the kernel also refuses what `shmem_enabled` forbids.
                             if !self.flags_checked && sharing.file == 0 {
                                 self.flags_checked = true;
                                 let handle = process.handle.as_fd();
@@ -751,7 +740,7 @@ impl Task {
         Ok(true)
     }
 
-    /// Reads back some of what was converted; `true` when all of it has been read.
+    /// Reads back some of the converted pieces. `true` when all have been read.
     fn check_some(&mut self) -> Result<bool, PlatformError> {
         let (index, from) = self.cursor;
         let Some(task) = self.processes.get_mut(index) else {
@@ -810,7 +799,7 @@ impl Task {
                     why: "others map them too, or they are pinned or locked; possible when that ends".into(),
                 });
             }
-            // The first pass is only followed by a look; later ones wait for other mappers to go.
+            // Only a check follows the first pass. Later passes wait for other mappers to go.
             if self.rounds > 1 {
                 pause = Duration::from_millis(5) * (1 << self.rounds.min(6));
                 break;
@@ -819,8 +808,8 @@ impl Task {
         Ok(self.progress(&slice, pause))
     }
 
-    /// Looks at the next pieces and splits those that are huge; `false` at the end of the pass. A piece is done
-    /// when it is seen not to be huge, which for one that had to be split is in the next pass.
+    /// Checks the next pieces and splits the large ones. `false` at the end of the pass. A piece is done once it is
+    /// seen not to be large: after a split, in the next pass.
     fn split_some(&mut self, slice: &mut Slice) -> Result<bool, PlatformError> {
         let Some((index, window)) = self.next_window(PIECES_PER_SPLIT) else {
             return Ok(false);
@@ -866,10 +855,10 @@ impl Task {
                 Err(error @ (AdviseError::NotPermitted | AdviseError::NotSupported)) => {
                     return Err(advise_error(process.id, error));
                 }
-                // The first range was refused: unmapped or changed since the look. The next pass sees which.
+                // The first range was refused: unmapped or changed since the check. The next pass finds out.
                 Err(_) => 0,
             };
-            // Of a batch cut short, the range at its end was refused: go on behind it.
+            // In a batch cut short, the range at its end was refused: go on behind it.
             let passed = if advised >= batch.len() {
                 batch.len()
             } else {
@@ -921,7 +910,6 @@ impl Task {
         self.pieces().any(|p| matches!(p.stage, Stage::Pending { .. }))
     }
 
-    /// Refuses to go on when memory is short.
     fn require_memory(&self, root: &Root) -> Result<(), PlatformError> {
         let path = root.path("/proc/meminfo");
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -995,7 +983,7 @@ impl Task {
     }
 }
 
-/// The process is gone: its handles are closed, what was left to do is void.
+/// The process is gone: its handles are closed, its remaining work is void.
 fn end_process(task: &mut ProcessTask) {
     task.process = None;
     for piece in &mut task.pieces {
@@ -1017,7 +1005,7 @@ fn require_kernel(root: &Root) -> Result<(), PlatformError> {
     }
 }
 
-/// The mode in force; a machine where large pages are off stays without: `MADV_COLLAPSE` would ignore it.
+/// The mode in force. An error where large pages are off, because `MADV_COLLAPSE` would ignore that.
 fn require_switch(root: &Root) -> Result<String, PlatformError> {
     let path = root.path(ENABLED);
     let text = fs::read_to_string(&path).map_err(|e| unsupported(&format!("{}: {e}", path.display())))?;
@@ -1053,9 +1041,8 @@ fn require_process_allows(root: &Root, id: ProcessId) -> Result<(), PlatformErro
     })
 }
 
-/// Asked when the kernel refuses a piece: is it because the program said so (`MADV_NOHUGEPAGE`)? The kernel checks the
-/// mapping before it looks for pieces in the range. One base page holds none, so that nothing is converted (Linux 6.1 to
-/// 6.18, `madvise_collapse`).
+/// After the kernel refused a piece: did the program ask for that (`MADV_NOHUGEPAGE`)? The kernel checks the mapping
+/// before it looks for pieces in the range. One base page holds none (Linux 6.1 to 6.18, `madvise_collapse`).
 fn require_mapping_allows(
     root: &Root,
     id: ProcessId,
@@ -1095,10 +1082,9 @@ fn advise_error(id: ProcessId, error: AdviseError) -> PlatformError {
     }
 }
 
-/// Whether a piece that was full when the record was made is now complete but for pages mapped to the shared zero
-/// page: when a large page is split, Linux 6.12 and later free its zero-filled pages that way
-/// (`try_to_map_unused_to_zeropage` in mm/migrate.c). Converting it again brings back no more memory than was found.
-/// Returns how many such pages there are.
+/// Number of shared zero pages in a piece that was full in the record and is complete otherwise. When a large page is
+/// split, Linux 6.12 and later free zero-filled pages that way (`try_to_map_unused_to_zeropage` in mm/migrate.c).
+/// Converting it again brings back no more memory than was found.
 fn freed_by_our_undo(state: PieceState) -> Option<u16> {
     match state {
         PieceState::Sparse { present, zero } if present + zero == PAGES_PER_PIECE => Some(zero),

@@ -1,4 +1,4 @@
-//! What can be changed, one file each. To add one: a file here, a line in [`Registry::new`].
+//! The changes that homeostat can make, one file each. To add one: a file here, a line in [`Registry::new`].
 
 mod aftercare;
 mod bringing_back;
@@ -39,10 +39,9 @@ use std::collections::BTreeMap;
 pub trait Effector {
     /// Stable name.
     fn id(&self) -> EffectorId;
-    /// What will be needed to revert the action; changes nothing.
+    /// The data needed to revert the action. Changes nothing.
     fn prepare(&mut self, action: &Action) -> Result<UndoRecord, PlatformError>;
-    /// As [`Effector::prepare`], for an action whose target does not name the processes: those of its workload, oldest
-    /// first, as the last scan saw them.
+    /// As [`Effector::prepare`], if the target names no processes. `members`: the workload's, oldest first.
     fn prepare_for(&mut self, action: &Action, members: &[ProcessId]) -> Result<UndoRecord, PlatformError> {
         let _ = members;
         self.prepare(action)
@@ -51,29 +50,26 @@ pub trait Effector {
     fn advance(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError>;
     /// Forget in-memory state about the action.
     fn forget(&mut self, record: &UndoRecord);
-    /// After a scan of the processes: looks after the changes in force that what is born later must get, too, and returns for
-    /// each workload on which somebody chose otherwise since the sentence that says what was found. At most a few
-    /// milliseconds.
+    /// After a scan of the processes: applies the changes in force to newcomers. Returns for each workload on which
+    /// somebody has since chosen otherwise the sentence about it. At most a few milliseconds.
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
         let _ = workloads;
         Vec::new()
     }
-    /// At every sample: goes on with changes that are work and no state. At most some 20 ms.
+    /// At every sample: continues changes that are ongoing work, not a state. At most some 20 ms.
     fn tick(&mut self) {}
-    /// Starts the threads that it needs when memory is short, if it needs any. Where none can be had they are started when they
-    /// are needed.
+    /// Starts early the threads that it needs when memory is short. Failed ones start on demand.
     fn stand_by(&mut self) {}
-    /// Starts the process that reads files in the control groups of others, if this effector has use for one. The error is for
-    /// people.
+    /// Starts the process that reads files in the control groups of others, if needed here. The error is for people.
     fn start_fetcher(&mut self, launch: fetcher::Launch) -> Result<(), String> {
         let _ = launch;
         Ok(())
     }
-    /// A process of ours that may be in anybody's control group.
+    /// A process of homeostat that may be in anybody's control group.
     fn helper(&self) -> Option<i32> {
         None
     }
-    /// Takes a change over that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
+    /// Takes over a change that an earlier process left in force: see [`homeostat_platform::Effectors::adopt`].
     fn adopt(&mut self, record: &UndoRecord) {
         let _ = record;
     }
@@ -81,7 +77,7 @@ pub trait Effector {
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
         let _ = (record, reached);
     }
-    /// Whose value a setting of the host, a file, has, as far as this effector knows.
+    /// Whose value a host setting (a file) has, as far as this effector knows.
     fn holder(&self, file: &str) -> Holder {
         let _ = file;
         Holder::Unknown
@@ -91,13 +87,12 @@ pub trait Effector {
         let _ = record;
         Vec::new()
     }
-    /// The masks that this effector has given to threads of a workload, each once, so that a sensor does not take ours for
-    /// that of a person.
+    /// The masks given to threads of a workload, each once, so that a sensor does not take them for a person's.
     fn placed_on(&self, workload: &WorkloadId) -> Vec<CpuMask> {
         let _ = workload;
         Vec::new()
     }
-    /// What it did by itself since the last time, as [`Effector::tick`] does: sentences for people, with the workload that each is about.
+    /// Sentences for people about its own work since the last call, as in [`Effector::tick`], each with its workload.
     fn told(&mut self) -> Vec<(WorkloadId, String)> {
         Vec::new()
     }
@@ -130,12 +125,12 @@ impl Registry {
         }
     }
 
-    /// Starts what is needed when memory is short, so that nothing has to be started then.
+    /// Starts early what is needed when memory is short.
     pub fn stand_by(&mut self) {
         self.effectors.iter_mut().for_each(|effector| effector.stand_by());
     }
 
-    /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.
+    /// Starts the process that reads lost pages in the control groups of others. Without it nothing is read again.
     ///
     /// # Errors
     /// Why it cannot be started, for people.
@@ -145,7 +140,7 @@ impl Registry {
             .try_for_each(|effector| effector.start_fetcher(launch.clone()))
     }
 
-    /// A process of ours that may be in anybody's control group, and belongs to nobody.
+    /// A process of homeostat that may be in anybody's control group, and belongs to nobody.
     pub fn helper(&self) -> Option<i32> {
         self.effectors.iter().find_map(|effector| effector.helper())
     }
@@ -162,7 +157,7 @@ impl Registry {
         self.find(&action.effector)?.prepare_for(action, members)
     }
 
-    /// Looks after the changes in force, after a scan: see [`Effector::review`].
+    /// Reviews the changes in force after a scan: see [`Effector::review`].
     pub fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
         self.effectors
             .iter_mut()
@@ -170,20 +165,20 @@ impl Registry {
             .collect()
     }
 
-    /// Goes on with the changes in force that are work and no state: see [`Effector::tick`].
+    /// Continues the changes in force that are ongoing work: see [`Effector::tick`].
     pub fn tick(&mut self) {
         for effector in &mut self.effectors {
             effector.tick();
         }
     }
 
-    /// Whose value a setting of the host, a file, has.
+    /// Whose value a host setting (a file) has.
     pub fn holder(&self, file: &str) -> Holder {
         let mut known = self.effectors.iter().map(|effector| effector.holder(file));
         known.find(|h| *h != Holder::Unknown).unwrap_or_default()
     }
 
-    /// The masks that an action gives to threads, by its record; none where it is of another boot or not understood.
+    /// The masks that an action gives to threads, by its record. None if it is of another boot or not understood.
     pub fn masks_of(&self, record: &UndoRecord) -> Vec<CpuMask> {
         let effector = self.effectors.iter().find(|e| e.id() == record.action.effector);
         effector.map(|e| e.masks_of(record)).unwrap_or_default()
@@ -197,7 +192,7 @@ impl Registry {
             .collect()
     }
 
-    /// What was done beside the changes themselves since the last time: sentences for people, with the workload that each is about.
+    /// Sentences for people about work in addition to the changes since the last call, each with its workload.
     pub fn told(&mut self) -> Vec<(WorkloadId, String)> {
         self.effectors
             .iter_mut()

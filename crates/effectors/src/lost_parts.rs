@@ -1,24 +1,16 @@
-//! Which parts of a program's files are read for it, in which order, and how.
+//! Which parts of a program's files are read again, in which order, and how.
 //!
-//! The kernel keeps what a program writes, or reads in order, in units of up to 2 MiB (large folios), which are found faster than
-//! single pages: a program that reads single pages by `pread` does some ten percent more with them. Where it reads ahead it begins with
-//! single pages in each hole, makes larger units the longer the same file is read in order (`page_cache_ra_order` in Linux
-//! `mm/readahead.c`), and falls back to single pages for the rest of what it reads ahead where it comes upon a page that is in memory already: a
-//! program that lost everything brings back a page here and there by itself.
+//! The kernel keeps written and sequentially read pages in units of up to 2 MiB (large folios). It finds these faster:
+//! a program with single-page `pread` does some ten percent more work. Read-ahead starts each hole with single pages
+//! and grows the units (`page_cache_ra_order` in Linux `mm/readahead.c`). Where it meets a page in memory it falls back
+//! to single pages. A program that lost everything brings back such pages by itself.
 //!
-//! So where at least half of a neighbourhood of 2 MiB was taken it is read **as a unit** ([`read_as_unit`](homeostat_kernel::cache::read_as_unit)), and what is left of it
-//! dropped in the moment before ([`Part::as_unit`]). This takes pages of a program that is to be protected, for some milliseconds, and the
-//! kernel forgets with them what it had taken, so:
-//!
-//! * only when the reader is contained, and where all that is missing fits, with room to spare;
-//! * only in files of which the kernel keeps large units ([`has_large_units`]), and that the program has not mapped, for what is mapped
-//!   is not dropped;
-//! * only what is still so in the moment in which it is asked for, and nothing that waits to be written;
-//! * what was to be read is [remembered](Known): what was dropped and not read, for whatever reason, a later pass of the same
-//!   containment or of the same trial reads.
-//!
-//! Of a file that somebody else has open as well his pages are dropped with the others, until they are read a moment later, and count to the program's
-//! group from then on.
+//! So if at least half of 2 MiB was evicted, the rest is dropped and all of it read **as a unit**
+//! ([`read_as_unit`](homeostat_kernel::cache::read_as_unit), [`Part::as_unit`]). For some milliseconds this takes pages
+//! of the protected program, and the kernel forgets its evictions there. So this is done only:
+//! * In the first pass, if all missing pages fit with room to spare.
+//! * In files with large units ([`has_large_units`]) not mapped by the program, because mapped pages cannot be dropped.
+//! * If still true at the moment of the request, and nothing waits to be written.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::cache::{Pages, UNIT, pages_of};
@@ -29,41 +21,42 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Ranges are divided so far.
+/// Steps by which ranges are divided.
 pub(super) const DIVISIONS: [u64; 3] = [32 << 20, NEIGHBOURHOOD, PART];
-/// A neighbourhood is either worked on or not; it may be read as a unit.
+/// A neighbourhood is in use or not as a whole. It may be read as a unit.
 const NEIGHBOURHOOD: u64 = UNIT;
-/// What is read whole if pages of it were taken.
+/// Read whole if pages of it were evicted.
 const PART: u64 = 128 << 10;
-/// What is read at one time.
 const ASKED_MAX: u64 = 2 << 20;
-/// Most that is brought back where it is not known whether the program works on it.
+/// Most bytes brought back without knowing whether the program uses them.
 const BLIND_MAX: u64 = 1 << 30;
-/// A neighbourhood is read as a unit where the kernel has taken so many of so many pages.
+/// Share of evicted pages from which a neighbourhood is read as a unit: numerator, denominator.
 const TAKEN: (u64, u64) = (1, 2);
-/// Parts that are remembered: some megabytes of memory.
+/// Parts remembered, in some megabytes of memory.
 const KNOWN_MAX: usize = 128 * 1024;
-/// File systems that keep files in large units, and since when.
+/// File systems with large units, and their first kernel version.
 const LARGE_UNITS: [(&[u8], (u32, u32)); 2] = [(b"ext4", (6, 16)), (b"xfs", (5, 18))];
 
-/// A part of which pages were taken.
+/// A part with evicted pages.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) file: Arc<OwnedFd>,
     pub(super) range: Range<u64>,
-    /// What of it is not in memory, in bytes.
+    /// Bytes of it that are not in memory.
     pub(super) absent: u64,
-    /// Pages of its neighbourhood that are.
+    /// Pages of its neighbourhood that are in memory.
     near: u64,
-    /// It is a neighbourhood of which at least half was taken: what is left is dropped, and all of it read as a unit.
+    /// A neighbourhood of which at least half was evicted: the rest is dropped, and all of it read as a unit.
+    ///
+    /// Pages of others in the file are dropped, too, and read a moment later. The program's group is then charged.
     pub(super) as_unit: bool,
 }
 
-/// Whether the kernel keeps files of this kind of file system in large units.
+/// Whether the kernel keeps files of this file system in large units.
 pub(super) fn has_large_units(root: &Root, kind: &[u8]) -> bool {
     let since = LARGE_UNITS.iter().find(|(name, _)| *name == kind);
     let version = kernel_version(&kernel_release(root));
-    // A kernel without large pages has no large units, either, and the one that it reads must be of this size.
+    // A kernel without large pages has no large units either, and its large pages must be of this size.
     let size = root.path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
     let size = std::fs::read_to_string(size)
         .ok()
@@ -74,7 +67,7 @@ pub(super) fn has_large_units(root: &Root, kind: &[u8]) -> bool {
             .is_some_and(|((_, since), version)| version >= *since)
 }
 
-/// Adds the parts of a range of which the kernel has taken pages.
+/// Adds the parts of a range with evicted pages.
 ///
 /// # Errors
 /// As `cachestat(2)`.
@@ -87,12 +80,11 @@ pub(super) fn taken_of(
     parts: &mut Vec<Part>,
 ) -> std::io::Result<()> {
     let pages = match pages_of(&**file, range.start, range.end - range.start) {
-        // A file of a kind of which the kernel tells nothing has lost nothing.
+        // A kind of file without this count has lost nothing.
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Pages::default(),
         pages => pages?,
     };
-    // However few: a program that reads 200 times as fast from memory as from storage does half of its work when one page of 200 is
-    // missing.
+    // One page is enough: if memory is 200 times as fast as storage, one missing page of 200 halves the program's work.
     if pages.evicted == 0 {
         return Ok(());
     }
@@ -123,14 +115,13 @@ pub(super) fn taken_of(
     Ok(())
 }
 
-/// Whether at least half of a whole neighbourhood was taken, and nothing of it waits to be written.
+/// Whether at least half of a whole neighbourhood was evicted, and nothing of it waits to be written.
 fn is_unit_gone(pages: Pages, length: u64) -> bool {
     let all = length.div_ceil(rustix::param::page_size() as u64);
     length == NEIGHBOURHOOD && pages.evicted * TAKEN.1 >= all * TAKEN.0 && pages.unwritten == 0
 }
 
-/// What is brought back of these into so much room, to be taken from the end, and how much of what the program works on is left out
-/// for want of room.
+/// Parts to bring into so much room, to be taken from the end, and the number of used parts left out for want of room.
 pub(super) fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
     let all: u64 = parts.iter().map(|part| part.absent).sum();
     let mut too_many = 0;
@@ -138,7 +129,7 @@ pub(super) fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
     if !is_all {
         parts = parts.into_iter().flat_map(divided).collect();
         parts.retain(|part| part.near > 0);
-        // The sort is stable: of equal ones what the program opened first comes first.
+        // The sort is stable: among equals the file opened first comes first.
         parts.sort_by_key(|part| std::cmp::Reverse(part.near));
         let mut sum = 0;
         let before = parts.len();
@@ -149,13 +140,13 @@ pub(super) fn choose(mut parts: Vec<Part>, room: u64) -> (Vec<Part>, u64) {
         });
         too_many = (before - parts.len()) as u64;
     }
-    // In the order in which they lie: a disk with a head reads them in one go.
+    // In file order: a disk with a head reads them in one go.
     parts.sort_by_key(|part| std::cmp::Reverse((part.file.as_raw_fd(), part.range.start)));
     (parts, too_many)
 }
 
-/// The parts of a unit that are read by themselves: where room is short what is left in places are perhaps the pages that the program
-/// uses most, and much of the rest it has never used.
+/// Divides a unit into parts. If room is short, the remaining pages may be the program's most used ones, and it may
+/// never have used most of the rest.
 fn divided(unit: Part) -> Vec<Part> {
     if !unit.as_unit {
         return vec![unit];
@@ -182,13 +173,13 @@ fn divided(unit: Part) -> Vec<Part> {
     }
 }
 
-/// Whether a part begins where another one of that file ends, and both are read in one go.
+/// Whether a part begins at the end of another one of that file, and both are read in one go.
 fn follows(part: &Part, next: &Part) -> bool {
     let is_next = Arc::ptr_eq(&part.file, &next.file) && part.range.end == next.range.start;
     is_next && !part.as_unit && !next.as_unit
 }
 
-/// The range that is read in one go with the last of these parts, what follows without a gap, and how many parts that is.
+/// The range read in one go, from the last of these parts on without a gap, and its number of parts.
 pub(super) fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
     let (mut end, mut count) = (last.range.end, 1);
     for pair in parts.windows(2).rev() {
@@ -202,13 +193,13 @@ pub(super) fn run(parts: &[Part], last: &Part) -> (Range<u64>, usize) {
     (last.range.start..end, count)
 }
 
-/// Whether at least half of a part is still gone; not if that cannot be told.
+/// Whether at least half of a part is still gone. False if unknown.
 pub(super) fn is_gone(part: &Part) -> bool {
     let length = part.range.end - part.range.start;
     pages_of(&*part.file, part.range.start, length).is_ok_and(|pages| is_unit_gone(pages, length))
 }
 
-/// What of a range none of these covers, which do not overlap, by where they begin and end.
+/// The parts of a range not covered by these disjoint ranges (begin, end).
 fn gaps(range: Range<u64>, there: &BTreeMap<u64, u64>) -> Vec<Range<u64>> {
     let before = there.range(..range.start).next_back();
     let within = there.range(range.start..range.end.max(range.start));
@@ -225,10 +216,9 @@ fn gaps(range: Range<u64>, there: &BTreeMap<u64, u64>) -> Vec<Range<u64>> {
     gaps
 }
 
-/// Which file that is: device, inode, and when it was born, for numbers of inodes are given again.
+/// Identity of a file: device, inode, and birth time, because inode numbers are reused.
 pub(super) type Identity = (u64, u64, i64, u32);
 
-/// Which file is open here.
 pub(super) fn identity(file: &OwnedFd) -> Option<Identity> {
     let told = statx(
         file,
@@ -246,13 +236,12 @@ pub(super) fn identity(file: &OwnedFd) -> Option<Identity> {
     ))
 }
 
-/// Parts of its files that were read for a program before, or were to be, from where to where. The kernel forgets what it has
-/// taken, of what is dropped and where it is short of memory for its marks.
+/// Ranges of files that were read for a program before, or chosen for reading. A later pass for the same action reads
+/// what was dropped and not read. The kernel forgets evictions of dropped pages, or for want of memory.
 #[derive(Debug, Default)]
 pub(super) struct Known(BTreeMap<Identity, BTreeMap<u64, u64>>);
 
 impl Known {
-    /// Remembers parts that are to be read.
     pub(super) fn note(&mut self, parts: &[Part]) {
         let known: usize = self.0.values().map(BTreeMap::len).sum();
         if known + parts.len() > KNOWN_MAX {
@@ -270,7 +259,7 @@ impl Known {
         }
     }
 
-    /// Adds what is known of a range of a file, is missing, and is not among the parts from `first` on, which are those of that range.
+    /// Adds remembered, missing ranges of a file that are not among the parts of that range (from `first` on).
     ///
     /// # Errors
     /// As `cachestat(2)`.
@@ -291,7 +280,7 @@ impl Known {
             .map(|part| (part.range.start, part.range.end))
             .collect();
         let page = rustix::param::page_size() as u64;
-        // From where on what is known was not added yet.
+        // Remembered ranges from here on are not added yet.
         let mut from = range.start;
         for (&start, &end) in known.range(range.clone()) {
             // The file may be shorter now.
@@ -304,7 +293,7 @@ impl Known {
                         file: Arc::clone(file),
                         range: gap,
                         absent,
-                        // It was read before, or was to be.
+                        // It counts as used: it was read before, or chosen for reading.
                         near: cached.max(1),
                         as_unit: false,
                     });

@@ -1,34 +1,17 @@
-//! Keeping a reader of files to a little memory, so that what it reads pushes nobody else's pages out.
+//! Limits the page cache of a streaming reader, so that its reads evict nobody else's pages.
 //!
-//! The target is another workload than that of the action: the action is taken for the sake of a program that loses its
-//! pages, and limits the program that takes them. What a reader reads once is of no use to it a second time; under a small
-//! limit its own old pages make room for its new ones (measured: docs/file-cache.md).
+//! The action is taken for a program that loses its pages. Its target is another workload: the reader. A reader does
+//! not use its pages twice, so under a small limit its old pages make room for new ones (docs/file-cache.md).
 //!
-//! **Apply**, where control groups are of version 1: a group of our own below that of the reader
-//! (`homeostat-reader-ACTION`), which is kept to the limit, into which its processes are moved; all that limits the group above limits
-//! it as before, and no other controller is concerned. In version 2: the limit (`memory.high`) is set on the group that the
-//! reader has to itself; a reader that runs in the root group gets a group of ours there. A reader that shares its group
-//! with others is refused there, and everywhere one in a container, in a delegated group, or in a group with limits that
-//! somebody chose. **Undo** moves back what is in our group and removes it, or sets the limit found.
+//! **Apply**, cgroup version 1: moves the reader's processes into a new group below theirs (`homeostat-reader-ACTION`).
+//! Other limits and controllers stay as they are. Version 2: sets `memory.high` on the group that the reader has to
+//! itself. In the root group it gets a new group. Refused: a shared group in version 2; everywhere containers,
+//! delegated groups and groups limited by a person. **Undo** moves the processes back and removes the group, or
+//! restores the limit. A person who changes the limit or moves a process out of the group wins.
 //!
-//! With the argument `give_back` = 1 what a reader that was moved was seen to have read before is dropped afterwards
-//! ([`giving_back`](crate::giving_back)): these pages stay counted in the group that it came from. That has no undo and needs
-//! none. (A limit on the reader's own group reaches them by itself.)
-//!
-//! With the argument `bring_back` = 1 what the program lost is read for it, each time that the reader is contained
-//! ([`bringing_back`](crate::bringing_back)). That needs no undo, either. Both are done once more where that was not enough
-//! ([`aftercare`](crate::aftercare)).
-//!
-//! A program must not suffer from it but for its speed. Version 2's `memory.high` slows down and refuses nothing. A limit of version 1 would
-//! have system calls fail, so none stays there: our group is kept small from moment to moment ([`keeper`](crate::keeper)), and a daemon
-//! that dies leaves nobody limited. Memory that cannot be dropped and is half of the limit or more is left to it besides; in version 2
-//! the limit is doubled then.
-//!
-//! Whoever changes the limit or moves a process out of our group wins: what they set stays. So does a group of the same name
-//! that somebody has made anew: that of the reader is known by its inode, which is in the record; one that was made for it
-//! by the inode that it had when it was made, as long as the daemon lives that made it. After that its name, in which the
-//! number of the action and of that daemon's process are, and its limit have to do. In version 1 any limit of our group is somebody
-//! else's, but for the moments in which it is ours.
+//! The reader loses nothing but speed. `memory.high` refuses nothing. A version 1 limit makes system calls fail, so
+//! none stays. The [`keeper`](crate::keeper) shrinks the group from moment to moment, and a dead daemon leaves nobody
+//! limited. Undroppable memory of more than half the limit comes on top; in version 2 the limit doubles.
 
 use crate::Effector;
 use crate::aftercare::{Aftercare, Pass, Wanted};
@@ -52,55 +35,59 @@ use std::time::{Duration, Instant};
 
 /// Least memory that a reader is left with, in bytes: read-ahead of a few files, and the program itself.
 pub(crate) const LIMIT_MIN: u64 = 16 * 1024 * 1024;
-/// Processes of one reader at most.
 const PROCESSES_MAX: usize = 512;
-/// One slice of work.
 const SLICE: Duration = Duration::from_millis(20);
 /// A group that is still busy is removed a little later.
 const BUSY_PAUSE: Nanoseconds = Nanoseconds::from_millis(50);
-/// Between two slices of giving back and of bringing back: a quarter of a CPU at most.
+/// Pause between two slices of aftercare: a quarter of a CPU at most.
 const AFTER_PAUSE: Nanoseconds = Nanoseconds::from_millis(60);
 /// A group that uses this share of its limit is full, or will be soon.
 const FULL_FROM: f64 = 0.9;
-/// The limit is doubled so often at most: 64 MiB become 64 GiB.
+/// Most doublings of the limit: 64 MiB become 64 GiB.
 const DOUBLINGS_MAX: u32 = 10;
 
-/// Name of the argument that has pages given back: 1, or 0.
+/// Argument, 1 or 0: drop the pages that a moved reader has read before ([`giving_back`](crate::giving_back)). They
+/// stay charged to its old group. A limit on the reader's own group reaches them by itself.
 const GIVE_BACK: &str = "give_back";
-/// Name of the argument that has pages brought back: 1, or 0.
+/// Argument, 1 or 0: read the program's lost pages, each time that the reader is limited
+/// ([`bringing_back`](crate::bringing_back)). Neither needs an undo, and both are repeated if once was not enough
+/// ([`aftercare`](crate::aftercare)).
 const BRING_BACK: &str = "bring_back";
 
-/// Keeps readers to a little memory.
+/// Limits readers to a little memory.
+///
+/// A group of the same name that somebody made anew belongs to that person. The inode tells: the record holds the inode
+/// of the reader's own group. The inode of a group made for the reader is known only to the daemon that made it. After
+/// that daemon's end the name (with the number of the action and of the daemon's process) and the limit decide. In
+/// version 1 any limit on homeostat's group is somebody else's, except in homeostat's own moments.
 pub(super) struct MemoryContainment {
     root: Root,
     in_force: BTreeMap<ActionId, Contained>,
     /// The inodes of the groups that were made.
     made: BTreeMap<ActionId, u64>,
-    /// What is done when a reader is contained, and while it is.
+    /// Work when a reader is limited, and while it is.
     aftercare: Aftercare,
-    /// The processes of those for whose sake readers are contained, oldest first.
+    /// The processes of the protected programs, oldest first.
     victims: BTreeMap<ActionId, Vec<ProcessId>>,
-    /// The containment that was looked after last: the others come first the next time.
+    /// The action reviewed last: the others come first the next time.
     last: Option<ActionId>,
     /// Keeps groups of version 1 small.
     keeper: Keeper,
 }
 
-/// A containment that is in force.
+/// A limitation in force.
 struct Contained {
     plan: Plan,
     care: Care,
     victim: WorkloadId,
-    /// What somebody chose otherwise, or why there is nothing left to contain.
+    /// A contrary choice by somebody, or why nothing is left to limit.
     over: Option<String>,
 }
 
-/// What is to be done after containing, as the action says. Actions of an earlier version say nothing about it.
+/// Aftercare that the action asks for. Actions of an earlier version ask for none.
 #[derive(Clone, Copy)]
 struct Care {
-    /// What the reader brought is given back.
     gives: bool,
-    /// What the program lost is brought back.
     brings: bool,
 }
 
@@ -117,14 +104,14 @@ impl Care {
         self.gives || self.brings
     }
 
-    /// What that is now.
+    /// The processes to work on now.
     fn wanted(self, root: &Root, can_bring: bool, plan: &Plan, program: &[ProcessId]) -> Wanted {
         let gives = self.gives && plan.from.as_ref().is_some_and(|from| is_full(root, from));
         Wanted {
             give_back: gives.then(|| {
                 let living = plan.reader.processes.iter().filter(|p| is_alive(root, **p));
                 let mut own: BTreeSet<i32> = living.map(|p| p.pid).collect();
-                // Also those who were born since.
+                // Newcomers included.
                 own.extend(plan.group.processes(root).unwrap_or_default());
                 own
             }),
@@ -133,20 +120,20 @@ impl Care {
     }
 }
 
-/// How a reader is contained, as its record says.
+/// How a reader is limited, as its record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     reader: FileReader,
     /// The group that is limited.
     group: MemoryGroup,
-    /// Its inode, if it is the reader's own; that of one that is made for it is not known before.
+    /// Its inode, if it is the reader's own group. Unknown beforehand for a group made for the reader.
     inode: Option<u64>,
-    /// Where its processes come from; `None`: they have the group to themselves and stay where they are.
+    /// Where its processes come from. `None`: they have the group to themselves and stay there.
     from: Option<MemoryGroup>,
 }
 
 impl Plan {
-    /// Whether the limit of its group is as it was set: none in version 1, where there is one for a moment only.
+    /// Whether the group's limit is as it was set. In version 1 that is none, because a limit exists for a moment only.
     fn is_as_set(&self, found: Option<u64>) -> bool {
         match found {
             Some(limit) => is_ours(limit, self.reader.limit.0),
@@ -247,7 +234,7 @@ impl MemoryContainment {
         }
     }
 
-    /// Whether the group is one of the same name that somebody has made since.
+    /// Whether somebody has since made another group of the same name.
     fn is_another(&self, action: ActionId, plan: &Plan) -> bool {
         let known = plan.inode.or_else(|| self.made.get(&action).copied());
         is_another(&self.root, &plan.group, known)
@@ -262,7 +249,7 @@ impl MemoryContainment {
             return Err(vanished(group));
         }
         if self.aftercare.is_at_work(record.action.id) {
-            // All of them were moved before: whoever has moved one away since then wins.
+            // All processes were moved before: whoever has moved one away since then wins.
             return self.go_on_after(record.action.id, plan);
         }
         if plan.from.is_some() {
@@ -315,7 +302,7 @@ impl MemoryContainment {
             }
         }
         if progress.finished == 0 {
-            // Children of those that ended may be in the group.
+            // Children of ended processes may be in the group.
             let inside = group.processes(root).map_err(failed)?.len() as u64;
             if inside == 0 {
                 return Err(PlatformError::Vanished {
@@ -323,7 +310,7 @@ impl MemoryContainment {
                 });
             }
         }
-        // Those that ended since are not missing.
+        // Processes that ended since are not missing.
         progress.total = progress
             .total
             .saturating_sub(progress.skipped.get("ended").copied().unwrap_or(0))
@@ -348,7 +335,7 @@ impl MemoryContainment {
         Ok(progress)
     }
 
-    /// The slices after the first one, in which all of it is contained.
+    /// The slices after the first one, which moves all processes.
     fn go_on_after(&mut self, action: ActionId, plan: &Plan) -> Result<Progress, PlatformError> {
         let failed = |e: io::Error| fault(&plan.group, &e);
         let found = plan.group.limit(&self.root).map_err(failed)?;
@@ -371,7 +358,7 @@ impl MemoryContainment {
         Ok(progress)
     }
 
-    /// One slice of what is done when a reader is contained.
+    /// One slice of aftercare when a reader is limited.
     fn after_containing(&mut self, action: ActionId, progress: &mut Progress) {
         match self.aftercare.go_on(action) {
             Pass::On(finished, total) => {
@@ -389,7 +376,7 @@ impl MemoryContainment {
         let root = &self.root;
         let group = &plan.group;
         if !self.keeper.release(record.action.id) {
-            // It is interrupted, and looked for again.
+            // The keeper is interrupted, and the next call checks again.
             return Ok(Progress {
                 total: 1,
                 pause: BUSY_PAUSE,
@@ -426,7 +413,7 @@ impl MemoryContainment {
             }
             return Ok(done(None));
         };
-        // Free before it goes: a process that waits for memory under the limit goes on at once.
+        // The limit goes first, so that a process that waits for memory under it goes on at once.
         if found.is_some() {
             group.set_limit(root, None).map_err(failed)?;
         }
@@ -463,14 +450,14 @@ impl MemoryContainment {
     }
 }
 
-/// Whether a group is there with another inode than the one that is known.
+/// Whether a group exists with another inode than the known one.
 fn is_another(root: &Root, group: &MemoryGroup, known: Option<u64>) -> bool {
     let now = group.inode(root);
     known.is_some() && now.is_some() && known != now
 }
 
-/// Whether a group, or one above it, uses what its limit allows: only there pages that a reader left behind take the room of
-/// others. Where the machine alone is full, the kernel takes those that nobody uses first.
+/// Whether a group, or one above it, has used up its limit. Only there pages left behind take the room of others. If
+/// the machine alone is full, the kernel takes unused pages first.
 fn is_full(root: &Root, group: &MemoryGroup) -> bool {
     std::iter::successors(Some(group.clone()), MemoryGroup::above).any(|group| {
         group
@@ -479,7 +466,7 @@ fn is_full(root: &Root, group: &MemoryGroup) -> bool {
     })
 }
 
-/// What became of a process that was to be contained.
+/// Outcome for a process that was to be limited.
 enum Admission {
     In,
     Gone,
@@ -574,7 +561,7 @@ impl Effector for MemoryContainment {
     fn told(&mut self) -> Vec<(WorkloadId, String)> {
         let accounts = self.aftercare.take_accounts();
         let told = accounts.into_iter().filter_map(|(action, account)| {
-            // Of one that was undone since there is nothing more to tell.
+            // An action undone since has nothing to report.
             let contained = self.in_force.get(&action)?;
             let sentence = account.sentence(&contained.plan.reader.workload);
             Some((contained.victim.clone(), sentence))
@@ -605,7 +592,7 @@ impl Effector for MemoryContainment {
             }
             if plan.group.is_kept_by_hand() {
                 let limit = plan.reader.limit.0;
-                // Where it is gone a review says so; where no thread can be had nobody is kept small.
+                // A review reports a group that is gone. Without a thread nobody is kept small.
                 let _ = self.keeper.hold(&self.root, record.action.id, &plan.group, limit);
             }
             let contained = Contained {
@@ -678,8 +665,7 @@ impl Effector for MemoryContainment {
     }
 }
 
-/// Looks after a containment: who was born since joins, and a limit that is too tight for memory that cannot be dropped
-/// is doubled. Returns why it is over, if it is.
+/// Reviews an action: newcomers join, and a limit too tight for undroppable memory is doubled. Returns why it is over.
 fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
     let name = &plan.reader.workload;
     let group = &plan.group;
@@ -702,7 +688,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
         if inside.contains(&process.pid) {
             continue;
         }
-        // Those of its first processes that are elsewhere were moved there by somebody.
+        // Somebody moved those of its first processes that are elsewhere.
         if plan.reader.processes.contains(process) {
             if is_alive(root, *process) {
                 return Some(format!(
@@ -712,7 +698,7 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
             }
             continue;
         }
-        // The next review looks again.
+        // The next review checks again.
         let _ = admit(root, plan, *process);
     }
     if inside.is_empty() && members.is_empty() {
@@ -726,17 +712,16 @@ fn review(root: &Root, plan: &Plan, members: &[ProcessId]) -> Option<String> {
         wanted *= 2;
     }
     if wanted != limit {
-        // It stays as it is where it cannot be raised; the next review tries again.
+        // A limit that cannot be raised stays. The next review tries again.
         let _ = group.set_limit(root, Some(wanted));
     }
     None
 }
 
-/// How the sentence begins by which a review says that a containment is over; the name of the reader follows, and the
-/// strategy looks for both.
+/// Start of the sentence about the end of a limitation. The strategy searches for it and the reader's name after it.
 const OVER: &str = "memory_containment: ";
 
-/// Whether a limit is the one of the action, or that one doubled, or what a group of version 1 is left with for a moment.
+/// Whether a limit is the action's, doubled or not, or a momentary limit of version 1.
 fn is_ours(found: u64, limit: u64) -> bool {
     is_of_a_moment(found) || (0..=DOUBLINGS_MAX).any(|doublings| found == limit << doublings)
 }
@@ -749,7 +734,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// What is done cannot be done to files that only look like control groups.
+/// The work is impossible on files that only look like control groups.
 fn require_live(root: &Root) -> Result<(), PlatformError> {
     if root.is_live() {
         return Ok(());
@@ -783,7 +768,7 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
             "the reader is the workload that is to be protected",
         ));
     }
-    // Whole pages: the kernel rounds, and a limit that was rounded would look like somebody else's.
+    // Whole MiB: the kernel rounds to pages, and a rounded limit would look like somebody else's.
     if reader.limit.0 < LIMIT_MIN || reader.limit.0 % (1024 * 1024) != 0 {
         return Err(rejected(
             reader.limit.0.to_string(),
@@ -802,7 +787,6 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
     Ok(reader)
 }
 
-/// The plan as it stands in a record.
 fn plan_of(record: &UndoRecord) -> Result<Plan, PlatformError> {
     let reader = checked_target(&record.action)?.clone();
     let version = match record.found.get("version").map(String::as_str) {
@@ -812,7 +796,7 @@ fn plan_of(record: &UndoRecord) -> Result<Plan, PlatformError> {
     };
     let group = |key: &str| {
         let path = record.found.get(key)?;
-        // Of a record that was damaged nothing is removed elsewhere.
+        // A damaged record must not remove anything elsewhere.
         let is_below = path.starts_with("/sys/fs/cgroup") && !path.split('/').any(|part| part == "..");
         is_below.then(|| MemoryGroup {
             path: path.clone(),

@@ -1,8 +1,7 @@
 //! Which mounts of a process show a disk of this machine.
 //!
-//! To open or to ask about a file of another machine, or of a program (FUSE), may take as long as that one likes. What is mounted
-//! is told without asking anybody (`/proc/PID/mountinfo`, proc_pid_mountinfo(5)), and so is on which mount an open file is
-//! (`mnt_id` in `fdinfo`, Linux 3.15).
+//! Opening or querying a file of another machine, or of a program (FUSE), may hang. Safe to read: the list of mounts
+//! (`/proc/PID/mountinfo`, proc_pid_mountinfo(5)), and the mount of an open file (`mnt_id` in `fdinfo`, Linux 3.15).
 
 use homeostat_helper::storage::mounts_are_the_machines;
 use homeostat_kernel::Root;
@@ -10,8 +9,8 @@ use homeostat_kernel::bytes::{lines, number, words};
 use std::collections::BTreeMap;
 use std::{fs, io};
 
-/// File systems whose pages come from a disk of this machine. Another machine or a program may be behind any that is not known;
-/// an overlay shows the files of others.
+/// File systems whose pages come from a disk of this machine. An unknown one may hide another machine or a program. An
+/// overlay shows the files of others.
 const ON_DISK: [&[u8]; 10] = [
     b"ext2",
     b"ext3",
@@ -25,21 +24,19 @@ const ON_DISK: [&[u8]; 10] = [
     b"jfs",
 ];
 
-/// What containers see of their image: files that lie in another file system, hardly ever one of another machine.
+/// The root of containers: its files lie in another file system, hardly ever one of another machine.
 const OVERLAY: &[u8] = b"overlay";
 
-/// The mounts of a process that show a disk, and of which kind their file systems are.
+/// The mounts of a process that show a disk, with their kind of file system.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mounts(BTreeMap<u64, &'static [u8]>);
 
 impl Mounts {
-    /// Those that a process sees.
     pub(super) fn of(root: &Root, pid: i32) -> io::Result<Self> {
         Ok(Self::parse(&read(root, pid)?, false))
     }
 
-    /// Those that a process sees, and with them what is laid over a disk: where nobody without rights over the machine can have laid
-    /// it over something else.
+    /// The disk mounts of a process, and overlays on a disk that no unprivileged user can have mounted elsewhere.
     pub(super) fn with_overlays(root: &Root, pid: i32) -> io::Result<Self> {
         let overlays = !root.is_live() || mounts_are_the_machines(pid);
         Ok(Self::parse(&read(root, pid)?, overlays))
@@ -55,18 +52,18 @@ impl Mounts {
         Self(lines(text).filter_map(on_disk).collect())
     }
 
-    /// Whether an open file is on one of them, by its text in `fdinfo`. A mount that was taken away while the file is open is none.
+    /// Whether an open file is on one of them, by its `fdinfo` text. False for a mount detached while the file is open.
     pub(super) fn have(&self, fdinfo: &[u8]) -> bool {
         self.mount_of(fdinfo).is_some()
     }
 
-    /// On which of them an open file is, by its text in `fdinfo`.
+    /// The mount of an open file, by its `fdinfo` text, if it is one of these.
     pub(super) fn mount_of(&self, fdinfo: &[u8]) -> Option<u64> {
         let mount = lines(fdinfo).find_map(|line| number(line.strip_prefix(b"mnt_id:")?.trim_ascii()));
         mount.filter(|mount| self.0.contains_key(mount))
     }
 
-    /// Of which kind the file system of an open file is that is on one of them.
+    /// The kind of file system of an open file, if it is on one of these mounts.
     pub(super) fn kind_of(&self, fdinfo: &[u8]) -> Option<&'static [u8]> {
         self.0.get(&self.mount_of(fdinfo)?).copied()
     }

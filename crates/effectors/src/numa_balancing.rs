@@ -1,8 +1,8 @@
-//! Automatic NUMA balancing, for the whole host, as an experiment: [`Setting`] on `/proc/sys/kernel/numa_balancing` (0 off, 1 on,
-//! 2 memory tiering, or their sum; Documentation/admin-guide/sysctl/kernel.rst).
+//! Automatic NUMA balancing, for the whole host, as an experiment: [`Setting`] on `/proc/sys/kernel/numa_balancing` (0
+//! off, 1 on, 2 memory tiering, or their sum; Documentation/admin-guide/sysctl/kernel.rst).
 //!
-//! A value that somebody configured (`sysctl.d`, `sysctl.conf`, a profile of tuned, `numa_balancing=` on the kernel's command
-//! line) is not tried. The target is that one file; the one argument is `value`.
+//! A configured value (`sysctl.d`, `sysctl.conf`, a profile of tuned, `numa_balancing=` on the kernel's command line)
+//! is not tried. The target is that one file; the one argument is `value`.
 
 use crate::Effector;
 use crate::setting::Setting;
@@ -17,10 +17,9 @@ use std::collections::BTreeMap;
 /// Bits that the kernel knows: `NUMA_BALANCING_NORMAL` and `NUMA_BALANCING_MEMORY_TIERING`.
 const VALUE_MAX: u8 = 3;
 
-/// What the setting is called in sentences, which begin with it.
+/// The setting's name at the beginning of sentences.
 const NAME: &str = "kernel.numa_balancing";
 
-/// Switches automatic NUMA balancing.
 pub(super) struct NumaBalancing {
     root: Root,
     setting: Setting,
@@ -82,7 +81,7 @@ impl Effector for NumaBalancing {
     }
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
-        // The kernel takes each value as it is, so a third one is a person's also after a change that was only begun.
+        // The kernel takes each value as it is. So even after a change only begun, a third value is a person's.
         let reached = match reached {
             Reached::Begun => Reached::Made,
             other => other,

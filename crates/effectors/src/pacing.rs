@@ -1,22 +1,19 @@
-//! The pace of effectors that make a program wait: short slices, a share of the time, a budget of bytes, and a halt when
-//! memory is short.
+//! The pace of effectors that make a program wait: slices, share of time, byte rate, and a halt when memory is short.
 
 use crate::identity::full_stall_microseconds;
 use homeostat_kernel::Root;
 use homeostat_platform::PlatformError;
 use std::time::{Duration, Instant};
 
-/// Longest pause asked for.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Slices skipped for memory pressure before the action reports that it has to wait.
 const PRESSURE_PAUSES_MAX: u8 = 8;
-/// Share of wall time that all tasks of the machine were stalled on memory, above which nothing is moved or converted.
+/// Share of wall time with all tasks of the machine stalled on memory. Above this nothing is moved or converted.
 const PRESSURE_FULL_MAX: f64 = 0.05;
 
-/// Time and work of one slice.
 pub(super) struct Slice {
     pub(super) started: Instant,
-    /// Inside calls.
+    /// Time inside calls.
     pub(super) inside: Duration,
     /// The longest call.
     pub(super) longest: Duration,
@@ -33,7 +30,6 @@ impl Slice {
         }
     }
 
-    /// Runs a call and counts its time.
     pub(super) fn timed<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let before = Instant::now();
         let outcome = call();
@@ -44,8 +40,8 @@ impl Slice {
     }
 }
 
-/// How long to wait after a slice that spent `inside` in calls, took `elapsed` and handled `bytes`: so long that no more than
-/// the share `duty` of the time goes into calls, and no more than `bytes_per_second` are handled.
+/// The wait after a slice that spent `inside` in calls, took `elapsed` and handled `bytes`. It keeps calls below the
+/// share `duty` of the time, and the rate below `bytes_per_second`.
 pub(super) fn pause(
     duty: f64,
     bytes_per_second: Option<u64>,
@@ -60,7 +56,7 @@ pub(super) fn pause(
     for_duty.max(for_rate).min(PAUSE_MAX)
 }
 
-/// Looks at the stalls of the whole machine between slices.
+/// Watches the memory stalls of the whole machine between slices.
 #[derive(Default)]
 pub(super) struct Pressure {
     before: Option<(Instant, u64)>,
@@ -68,7 +64,7 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// How long to wait because the whole machine is stalled on memory; `None` to go on.
+    /// How long to wait because the whole machine is stalled on memory. `None` to go on.
     ///
     /// # Errors
     /// `Busy` when it has lasted for too long.

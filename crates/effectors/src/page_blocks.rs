@@ -1,21 +1,20 @@
-//! Sets of pages, compactly: what the undo record of a move holds.
+//! Compact sets of pages, for the undo record of a move.
 //!
-//! Pages are kept by **block** of 2 MiB of address space, one bit a page. As text, blocks stand in ascending order of their
-//! addresses, separated by spaces: the distance from the block before in hexadecimal, and then
-//! * `*N`: this block and the N − 1 that follow it, all their pages;
-//! * `:0-7,9`: these pages of the block, when that is short;
+//! A **block** is 2 MiB of address space, with one bit a page. As text, blocks stand in ascending order, separated by
+//! spaces. Each begins with the distance from the block before in hexadecimal. Then follows
+//! * `*N`: this block and the next N − 1, all their pages.
+//! * `:0-7,9`: these pages of the block, if that is short.
 //! * `=` and 128 hexadecimal digits: one bit a page.
 //!
-//! So a gigabyte in one piece takes 5 bytes, and one whose every other page is meant 66 KiB.
+//! So a contiguous gigabyte takes 5 bytes, and a gigabyte with every other page 66 KiB.
 
 use homeostat_kernel::memory::{BASE_PAGE, PAGES_PER_PIECE, PIECE};
 
 /// Words of 64 pages in a block.
 const WORDS: usize = PAGES_PER_PIECE as usize / 64;
-/// Ranges of pages that are written as ranges: longer lists are written as bits.
+/// Most ranges of pages written as ranges. Longer lists are written as bits.
 const RANGES_MAX: usize = 12;
 
-/// Some pages of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     /// Number of the block: its first address divided by 2 MiB.
@@ -31,7 +30,6 @@ impl Block {
         }
     }
 
-    /// All pages of a block.
     pub(super) fn full(number: u64) -> Self {
         Self {
             number,
@@ -39,7 +37,6 @@ impl Block {
         }
     }
 
-    /// Number of the block that holds an address.
     pub(super) fn number_of(address: u64) -> u64 {
         address / PIECE
     }
@@ -48,7 +45,6 @@ impl Block {
         self.number * PIECE
     }
 
-    /// Adds the page at an address of this block.
     pub(super) fn insert(&mut self, address: u64) {
         let page = (address % PIECE / BASE_PAGE) as usize;
         if let Some(word) = self.bits.get_mut(page / 64) {
@@ -60,7 +56,6 @@ impl Block {
         self.bits.iter().map(|w| u64::from(w.count_ones())).sum()
     }
 
-    /// Addresses of its pages, ascending.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages().map(|page| self.start() + page * BASE_PAGE)
     }
@@ -123,7 +118,6 @@ impl Block {
     }
 }
 
-/// Blocks in ascending order as text.
 pub(super) fn to_text(blocks: &[Block]) -> String {
     let mut parts = Vec::new();
     let mut before = 0;
@@ -142,7 +136,7 @@ pub(super) fn to_text(blocks: &[Block]) -> String {
     parts.join(" ")
 }
 
-/// The reverse of [`to_text`]; `None` unless ascending and at most `limit` blocks.
+/// The reverse of [`to_text`]. `None` unless ascending and at most `limit` blocks.
 pub(super) fn from_text(text: &str, limit: usize) -> Option<Vec<Block>> {
     /// More address space than a process can have.
     const NUMBER_MAX: u64 = u64::MAX / PIECE;

@@ -1,18 +1,16 @@
-//! Dropping the pages that a big reader has read and left behind, where the reader itself must not be touched: a container's
-//! limits belong to whoever runs it, but pages of files are the host's.
+//! Drops the pages that a streaming reader leaves behind, where the reader itself must not be touched. A container's
+//! limits belong to its operator, but file pages belong to the host.
 //!
-//! **Apply** begins to follow the reader: at every sample ([`Effector::tick`]) it is seen in `/proc/PID/fdinfo` how far each
-//! file that is open for reading has been read, and what lies behind the reader is given back
-//! (`posix_fadvise(POSIX_FADV_DONTNEED)` on the same file, opened anew). **Undo** ends that. There is nothing to put back:
-//! whoever needs a page that was dropped reads it again; the record says so.
+//! **Apply** begins to follow the reader. At every sample ([`Effector::tick`]) it reads in `/proc/PID/fdinfo` how far
+//! each file open for reading has been read. It drops the part behind the reader (`posix_fadvise(POSIX_FADV_DONTNEED)`
+//! on the same file, opened anew). **Undo** ends that. Whoever needs a dropped page reads it again; the record says so.
 //!
-//! Only pages that the reader itself brought are dropped. Before it gets there, it is looked whether pages of the part ahead
-//! of it are in memory already (`mincore`): then somebody works on this file, or the reader read it before and would find it
-//! again, and that part is left alone. The kernel keeps pages that a program maps, and pages that wait to be written. A file
-//! that is read otherwise than from beginning to end is not followed, nor is anything but regular files.
+//! Only pages that the reader itself brought are dropped. Before it arrives, pages ahead of it are looked up
+//! (`mincore`). If some are in memory, somebody uses the file or the reader had read it before, and that part stays.
+//! The kernel keeps mapped and unwritten pages. Only regular files read from beginning to end are followed.
 //!
-//! Between two samples a second or more passes, in which a fast reader brings hundreds of megabytes: this protects where that
-//! much is left, and is the second choice therefore (docs/file-cache.md).
+//! A second or more passes between samples, in which a fast reader brings hundreds of megabytes. So this protects only
+//! if that much memory is left, and is the second choice (docs/file-cache.md).
 
 use crate::Effector;
 use crate::identity::{NAMESPACES, ProcessStat, boot_id, namespaces, of_another_boot, require_namespaces};
@@ -35,26 +33,23 @@ use std::time::{Duration, Instant};
 
 /// Processes of a reader that are followed, oldest first.
 const PROCESSES_MAX: usize = 64;
-/// Open files of a process that are looked at.
+/// Open files of a process that are checked.
 const FILES_MAX: usize = 64;
 /// Files of all readers that are followed at a time.
 const FOLLOWED_MAX: usize = 256;
-/// One slice of work.
 const SLICE: Duration = Duration::from_millis(20);
-/// What was read last stays: a reader may go back a little.
+/// The part read last stays: a reader may go back a little.
 const KEEP: u64 = 1 << 20;
-/// Parts of files begin and end at multiples of this: the largest unit in which the kernel keeps pages of files, and of which
-/// it drops no part.
+/// Parts of files begin and end at multiples of this. It is the kernel's largest unit, dropped as a whole only.
 const STEP: u64 = 2 << 20;
-/// What is given back at one time: a few milliseconds.
+/// Most bytes dropped at one time: a few milliseconds.
 const PART: u64 = 64 << 20;
-/// What lies ahead is looked at for as far as it read since the last look, times this, and at least [`LOOK_MIN`].
+/// Distance looked up ahead, in multiples of the distance read since the last sample, and at least [`LOOK_MIN`].
 const LOOK_FACTOR: u64 = 2;
 const LOOK_MIN: u64 = 64 << 20;
-/// Key of the record that says what there is to undo.
+/// Key of the record for the undo.
 const UNDO: &str = "undo";
 
-/// Follows readers.
 pub(super) struct PageDropping {
     root: Root,
     in_force: BTreeMap<ActionId, Following>,
@@ -64,14 +59,13 @@ pub(super) struct PageDropping {
 struct Following {
     reader: FileReader,
     victim: WorkloadId,
-    /// Its processes now.
+    /// Its present processes.
     members: Vec<ProcessId>,
     files: BTreeMap<(ProcessId, i32), Followed>,
     over: Option<String>,
 }
 
-/// Files that are held. The last one who closes a file that was deleted meanwhile waits until the disk has let go of it, so that is
-/// done by a thread of its own.
+/// Held files. A separate thread closes them: the last close of a deleted file waits for the disk.
 #[derive(Default)]
 pub(super) struct Held(pub(super) Vec<Arc<OwnedFd>>);
 
@@ -79,7 +73,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let files = std::mem::take(&mut self.0);
         if !files.is_empty() {
-            // Where no thread can be had they are closed here.
+            // Without a thread they are closed here.
             let _ = std::thread::Builder::new()
                 .name("closer".into())
                 .spawn(move || drop(files));
@@ -87,17 +81,16 @@ impl Drop for Held {
     }
 }
 
-/// One open file of a reader.
 struct Followed {
-    /// The same file, opened anew; of what else is open nothing is kept.
+    /// The same file, opened anew once it is read on.
     file: Option<OwnedFd>,
-    /// Device and number of the file: another one may get the same descriptor.
+    /// Device and inode: another file may get the same descriptor.
     identity: (u64, u64),
-    /// How far it had been read at the last look.
+    /// Position at the last sample.
     position: u64,
-    /// What was not in memory before the reader came: from here …
+    /// Begin of the range that was not in memory before the reader came.
     fresh_from: u64,
-    /// … to here.
+    /// End of that range.
     fresh_to: u64,
 }
 
@@ -123,7 +116,7 @@ impl PageDropping {
 }
 
 impl Following {
-    /// Looks how far the reader got, and gives back what lies behind it.
+    /// Checks how far the reader got, and drops the part behind it.
     fn look(&mut self, root: &Root, begun: Instant) {
         let members: Vec<ProcessId> = self.members.iter().take(PROCESSES_MAX).copied().collect();
         self.files.retain(|(process, _), _| members.contains(process));
@@ -157,14 +150,14 @@ impl Following {
     }
 
     fn look_at(&mut self, root: &Root, process: ProcessId, number: i32, mounts: &Mounts, begun: Instant) {
-        // Nothing is asked about a file that is not on a disk: whoever keeps it may not answer.
+        // A file not on a disk is not queried: its server may not answer.
         let Some(position) = position(root, process.pid, number, mounts) else {
             self.files.remove(&(process, number));
             return;
         };
         let key = (process, number);
         let path = root.path(&format!("/proc/{}/fd/{number}", process.pid));
-        // What was looked at by its number may be another file by now.
+        // The number may stand for another file by now.
         let Some((held, there)) = hold_regular(root, &path, mounts) else {
             self.files.remove(&key);
             return;
@@ -194,7 +187,7 @@ impl Drop for Followed {
 }
 
 impl Followed {
-    /// It is opened only when it is read on: most files that a program has open are not.
+    /// The file is opened only when it is read on. Most open files of a program are not.
     fn new(identity: (u64, u64), position: u64) -> Self {
         Self {
             file: None,
@@ -205,12 +198,12 @@ impl Followed {
         }
     }
 
-    /// The reader has got to `position`. Returns how many bytes behind it were given back: what fits into the slice that has begun, and
-    /// the rest at the next look.
+    /// The reader has got to `position`. Returns the bytes dropped behind it: as many as fit into the current slice.
+    /// The rest follows at the next sample.
     fn read_to(&mut self, held: &OwnedFd, position: u64, begun: Instant) -> u64 {
         let before = std::mem::replace(&mut self.position, position);
         if position < before {
-            // Round again, or here and there.
+            // It begins anew, or reads here and there.
             (self.fresh_from, self.fresh_to) = (0, 0);
             return 0;
         }
@@ -238,7 +231,7 @@ impl Followed {
         dropped
     }
 
-    /// Looks which part ahead of the reader is in nobody's use.
+    /// Finds the part ahead of the reader that nobody uses.
     fn look_ahead(&mut self, moved: u64) {
         let Some(file) = &self.file else { return };
         let far = moved.saturating_mul(LOOK_FACTOR).clamp(LOOK_MIN, RANGE_MAX);
@@ -247,7 +240,7 @@ impl Followed {
         };
         let page = rustix::param::page_size() as u64;
         let begin = self.position / page * page;
-        // What lies next is what the kernel reads ahead for it, or somebody's: it stays.
+        // The next pages stay: the kernel's read-ahead for it, or somebody's.
         let ahead = pages.iter().take_while(|is_there| **is_there).count() as u64;
         let beyond = (begin + ahead * page).div_ceil(STEP) * STEP;
         let from = self.fresh_to.max(beyond);
@@ -260,14 +253,14 @@ impl Followed {
             return;
         }
         if from > self.fresh_to {
-            // It was faster than expected: what was not looked at in time stays.
+            // It was faster than expected: the part not looked up in time stays.
             self.fresh_from = from;
         }
         self.fresh_to = to;
     }
 }
 
-/// How far an open file has been read; `None` for one that is not open for reading only, or not on a disk of this machine.
+/// Position of an open file. `None` if it is not open for reading only, or not on a disk of this machine.
 fn position(root: &Root, pid: i32, number: i32, mounts: &Mounts) -> Option<u64> {
     let text = fs::read(root.path(&format!("/proc/{pid}/fdinfo/{number}"))).ok()?;
     (is_open_for_reading_only(&text) && !has_lease(&text) && mounts.have(&text))
@@ -275,7 +268,7 @@ fn position(root: &Root, pid: i32, number: i32, mounts: &Mounts) -> Option<u64> 
         .flatten()
 }
 
-/// Whether a file is open for reading only, by its text in `/proc/PID/fdinfo`.
+/// Whether a file is open for reading only, by its `fdinfo` text.
 pub(super) fn is_open_for_reading_only(text: &[u8]) -> bool {
     let flags = text.split(|b| *b == b'\n').find_map(|line| {
         let value = line.strip_prefix(b"flags:")?;
@@ -284,8 +277,8 @@ pub(super) fn is_open_for_reading_only(text: &[u8]) -> bool {
     flags.is_some_and(|flags| flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32)
 }
 
-/// Whether a process has a lease on what it has open (`F_SETLEASE`, as file servers do), by its text in `/proc/PID/fdinfo`: to open the
-/// file once more would take it away.
+/// Whether a process has a lease on its open file (`F_SETLEASE`, as file servers do), by its `fdinfo` text. Opening the
+/// file once more would break the lease.
 pub(super) fn has_lease(text: &[u8]) -> bool {
     let mut locks = text
         .split(|b| *b == b'\n')
@@ -293,7 +286,7 @@ pub(super) fn has_lease(text: &[u8]) -> bool {
     locks.any(|lock| lock.windows(5).any(|word| word == b"LEASE"))
 }
 
-/// Opens what is held, if it is that regular file.
+/// Opens a held file, if it is that regular file.
 fn open_regular(held: &OwnedFd, identity: (u64, u64)) -> Option<OwnedFd> {
     let stat = regular(held)?;
     ((stat.st_dev, stat.st_ino) == identity)
@@ -301,8 +294,8 @@ fn open_regular(held: &OwnedFd, identity: (u64, u64)) -> Option<OwnedFd> {
         .flatten()
 }
 
-/// Takes hold of what a process has open, if it is a regular file on one of these mounts. What it is is known before it is opened: to
-/// open a device may do something. On which mount it is the kernel tells without asking whoever keeps the file.
+/// Holds an open file of a process, if it is a regular file on one of these mounts. The type is checked before any
+/// opening, because opening a device may have effects. The kernel names the mount without asking the file's server.
 pub(super) fn hold_regular(root: &Root, path: &std::path::Path, mounts: &Mounts) -> Option<(OwnedFd, Stat)> {
     let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     // (The mounts of a captured tree are not those of this machine.)
@@ -315,13 +308,12 @@ pub(super) fn hold_regular(root: &Root, path: &std::path::Path, mounts: &Mounts)
     Some((held, stat))
 }
 
-/// What is known of a file that is held, if it is a regular one.
+/// Status of a held file, if it is a regular one.
 pub(super) fn regular(held: &OwnedFd) -> Option<Stat> {
     let stat = fstat(held).ok()?;
     (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat)
 }
 
-/// Opens for reading what is held.
 pub(super) fn open_held(held: &OwnedFd) -> Option<OwnedFd> {
     let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(held));
     open(
@@ -354,8 +346,7 @@ fn checked_target(action: &Action) -> Result<&FileReader, PlatformError> {
     Ok(reader)
 }
 
-/// How the sentence begins by which a review says that it is over; the name of the reader follows, and the strategy looks
-/// for both.
+/// Start of the sentence about the end of the action. The strategy searches for it and the reader's name after it.
 const OVER: &str = "page_dropping: ";
 
 impl Effector for PageDropping {

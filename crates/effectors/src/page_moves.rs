@@ -1,43 +1,17 @@
-//! Moves of pages between nodes, in paced steps, and back to the nodes where they were found: for the effectors that make
-//! them ([`crate::page_placement`], and [`crate::thread_placement`] for memory that goes along with threads).
+//! Moves pages between NUMA nodes in paced steps, and back to the nodes where they were found. Two effectors use it:
+//! [`crate::page_placement`], and [`crate::thread_placement`] for memory that goes along with threads.
 //!
-//! **Apply** calls `move_pages` for some pages at a time: private memory before shared, the processes of the workload
-//! taking turns by pieces of 2 MiB. A tenth of the plan is a step; before each there must be free memory at the nodes for
-//! all of it. Between slices the work halts while the machine is stalled on memory, and the pause keeps the share of the
-//! time and the bytes per second. **Undo** moves the same pages back to the node each was found on. Both end with
-//! a look at every page of the plan; the counts of finished and skipped pages come from that look.
+//! The **plan** is in the journal before anything moves: for each process and pair of nodes, the pages to move
+//! ([`crate::page_blocks`]). A plan has at most 32,768 pieces of 2 MiB and takes at most [`SURVEY_MAX`]. The next plan
+//! takes the rest. **Apply** calls `move_pages` for some pages at a time: private memory first, the processes taking
+//! turns by 2 MiB. One step is a tenth of the plan. Before each step the target nodes must have free memory for all of
+//! it. **Undo** moves the same pages back to the node where each was found. Both end by checking every page.
 //!
-//! The **plan** is made, and written to the journal, before anything moves: for each process and each pair of nodes the
-//! pages that go from the one to the other ([`crate::page_blocks`]: a bit a page, runs as runs). It is bounded to 32,768
-//! pieces of 2 MiB and to [`SURVEY_MAX`] of looking; what is left over is for the next plan.
-//!
-//! What is exact: contents and addresses never change, and each page of the plan that is in memory at the end of the undo
-//! lies on the node where it was found, if that node is still there, allowed by the process's cpuset and has room (if not, the
-//! undo stays owed). What is not: the page of the node is another one; a page that the program gave back and took again at
-//! the same address is treated like the one that was there; pages that the kernel has made one large page of since go back
-//! together when all of them came from one node, and stay when not; pages of the plan that Apply could not move, and that came to the
-//! target node by themselves since, go back, too; and the kernel moves what belongs to one large folio together, also
-//! where the plan names a part of it.
-//!
-//! **Large pages** (2 MiB mappings) stay, unless the action says `large_pages` = `move`. Then each is moved whole, by naming
-//! its first page. The kernel divides a large page for which the goal has no free block of that size (`migrate_pages` with
-//! the reason `MR_SYSCALL`, Linux 6.1 to 6.18), so one is moved only while `/proc/buddyinfo` shows such blocks to spare,
-//! and when one was divided all the same, Apply moves no more of them. An undo goes on: what was found on a node goes back
-//! there, and those that were divided on the way are counted.
-//!
-//! Left alone: hugetlbfs; pages that a forked process shares; files; a process
-//! with a memory policy anywhere (`numactl`, `mbind`), or with another set of allowed nodes than homeostat has
-//! (`cpuset.mems`): [`PlatformError::Conflict`]. Pages that somebody else moved since (`migratepages`, numad, automatic
-//! NUMA balancing) stay where they are; when that is more than half of them, Apply ends in a conflict.
-//!
-//! Shared memory is moved through the process that has most of it in memory. Spreading widely shared memory over nodes
-//! for good (interleave) is not possible from outside: a policy can be set for the caller's own memory only (`mbind`,
-//! `set_mempolicy`, `set_mempolicy_home_node` act on the calling process), and pages moved one by one to nodes in turn
-//! do not make it so for what is touched later. A program can be started under `numactl --interleave`.
-//!
-//! Automatic NUMA balancing hides pages for a while to see who touches them; Linux 6.1 to 6.5 neither tells their node nor moves
-//! them meanwhile. The plan takes the nodes from the page frames, and a byte of each hidden page is read before it is
-//! moved, which shows it again.
+//! Left alone: hugetlbfs, files, and pages shared with a forked process. [`PlatformError::Conflict`] answers a memory
+//! policy (`numactl`, `mbind`) and allowed nodes (`cpuset.mems`) that differ from homeostat's. Pages that somebody else
+//! moved since (`migratepages`, numad, automatic NUMA balancing) stay. If these are more than half, Apply ends in a
+//! conflict. Lasting interleaving is impossible from outside: `mbind`, `set_mempolicy` and `set_mempolicy_home_node`
+//! act on the caller only. A program can be started under `numactl --interleave`.
 
 use crate::identity::{
     NAMESPACES, ProcessStat, by_process, denied, malformed, namespaces, nanoseconds, process_key, read_error,
@@ -63,35 +37,28 @@ use std::time::{Duration, Instant};
 
 /// Most pieces of 2 MiB in one action: 64 GiB. The record takes up to 140 bytes for each.
 const BLOCKS_PER_ACTION_MAX: usize = 32 * 1024;
-/// Most processes in one action: those that have most memory elsewhere.
+/// Most processes in one action: the ones with most memory elsewhere.
 const PROCESSES_PER_ACTION_MAX: usize = 128;
-/// Most time to look for mappings, and again for pages, before the plan is taken as it is. The loop waits for it, once for
-/// each plan.
+/// Longest search for mappings, and again for pages, before the plan is taken as it is. The loop waits for it.
 const SURVEY_MAX: Duration = Duration::from_millis(500);
-/// How long one process's maps may take.
 const MAPS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the sampling of one mapping may take.
 const SAMPLING_MAX: Duration = Duration::from_millis(30);
-/// Pieces whose state is looked up together while a plan is made: 64 MiB, about 0.1 ms of page-table walk.
+/// Pieces looked up together while planning: 64 MiB, about 0.1 ms of page-table walk.
 const BLOCKS_PER_LOOK: u64 = 32;
-/// Pages in one call that moves. The kernel holds the address space of the process for reading meanwhile; a page takes some
-/// 3 µs, so this is about 0.2 ms.
+/// Pages in one moving call. The kernel read-locks the address space meanwhile: some 3 µs a page, so about 0.2 ms.
 const PAGES_PER_MOVE: usize = 64;
-/// Attempts for the pages of a piece that are in use just now.
+/// Attempts for the pages of a piece that are in use.
 const ATTEMPTS_MAX: u8 = 5;
-/// Steps of a plan.
 const STEPS: usize = 10;
-/// Pauses for want of free memory at the node before the rest of the plan is left where it is.
+/// Pauses for want of free memory at the node before the rest of the plan stays where it is.
 const ROOM_PAUSES_MAX: u8 = 8;
-/// Pages in a piece.
 const PAGES: u64 = PAGES_PER_PIECE as u64;
-/// Blocks of the size of a large page that stay free at a node: others take them meanwhile.
+/// Free blocks of large-page size that stay at a node, because others allocate meanwhile.
 const LARGE_SPARE: u64 = 4;
-/// Least bytes per second where large pages are moved: one of them makes a pause of two seconds then.
+/// Least bytes per second if large pages move: one large page then causes a pause of two seconds.
 const LARGE_RATE_MIN: u64 = 1024 * 1024;
-/// The argument that says whether large pages are moved, too.
 const LARGE_PAGES: &str = "large_pages";
-/// Share of the node that stays free, unless the action says otherwise.
+/// Share of the node that stays free, as a divisor, unless the action says otherwise.
 const KEEP_FREE_SHARE: u64 = 50;
 
 // Reasons why a page is left where it is. Stable: they appear in histories.
@@ -107,20 +74,16 @@ const IN_USE: &str = "in use at every attempt";
 const NODE_GONE: &str = "the node is offline";
 const NODE_FORBIDDEN: &str = "the cpuset does not allow the node any more";
 
-/// What is to be moved where.
 pub(super) struct Wanted {
-    /// How much at most.
     pub(super) bytes: Bytes,
-    /// Whether shared memory goes, too.
     pub(super) shared: bool,
-    /// The nodes on which it shall lie, ascending: what lies on none of them goes to them in turn, by pieces of 2 MiB.
+    /// The target nodes, ascending. Memory on none of them is dealt out to them by pieces of 2 MiB.
     pub(super) homes: Vec<u32>,
-    /// The one node for processes that have one of their own.
+    /// The target node of processes that have one of their own.
     pub(super) own_home: BTreeMap<ProcessId, u32>,
 }
 
 impl Wanted {
-    /// The nodes on which the memory of a process shall lie.
     fn homes_of(&self, id: ProcessId) -> &[u32] {
         self.own_home.get(&id).map_or(&self.homes, std::slice::from_ref)
     }
@@ -132,13 +95,20 @@ impl Wanted {
         format!("{word} {}", list.join(","))
     }
 
-    /// All nodes to which something may go.
     fn all(&self) -> BTreeSet<u32> {
         self.homes.iter().chain(self.own_home.values()).copied().collect()
     }
 }
 
 /// Plans moves, makes them and takes them back.
+///
+/// Exact: contents and addresses never change. After an undo each page of the plan that is in memory lies where it was
+/// found. The node must be there, allowed by the process's cpuset, and have room. Else the undo stays owed. Not exact:
+/// * The page frame on the node is another one.
+/// * A page that the program freed and allocated again at the same address counts as the old one.
+/// * Pages since merged into a large page go back together if all came from one node, and stay otherwise.
+/// * Pages that Apply could not move, but that came to the target node by themselves, go back, too.
+/// * The kernel moves a large folio whole, even if the plan names only a part of it.
 pub(super) struct PageMoves {
     root: Root,
     tasks: BTreeMap<ActionId, Task>,
@@ -157,10 +127,10 @@ impl PageMoves {
         }
     }
 
-    /// Looks where the memory of the processes lies. Bounded in time; changes nothing.
+    /// Finds where the memory of the processes lies. Bounded in time; changes nothing.
     ///
     /// # Errors
-    /// `Conflict` when somebody chose where memory lies; `Busy` when a process can not be looked at now; `Denied`.
+    /// `Conflict` when somebody chose where memory lies; `Busy` when a process cannot be checked now; `Denied`.
     pub(super) fn look(&mut self, members: &[ProcessId]) -> Result<Seen, PlatformError> {
         let begun = Instant::now();
         let mut seen = Seen::default();
@@ -177,7 +147,7 @@ impl PageMoves {
         Ok(seen)
     }
 
-    /// The memory of a process that may be moved; `None` when it ended.
+    /// The memory of a process that may be moved. `None` when it ended.
     fn look_at(&mut self, id: ProcessId) -> Result<Option<ProcessSeen>, PlatformError> {
         let stat = match ProcessStat::read(&self.root, id) {
             Ok(stat) if stat.start_ticks == id.start_ticks && !stat.ended => stat,
@@ -193,7 +163,6 @@ impl PageMoves {
                 let (maps, _) = walks::mappings(&root, id).unwrap_or_default();
                 let shown = walks::numa_maps(&root, id, &maps, usize::MAX, deadline).unwrap_or_default();
                 let mut policy = (shown.count == 0 && !maps.is_empty()).then(|| POLICY_HIDDEN.to_owned());
-                // Base pages by node, of each mapping.
                 let mut nodes = BTreeMap::new();
                 for area in numa_maps::areas(&shown.text) {
                     let chosen = area.chosen_policy();
@@ -204,7 +173,7 @@ impl PageMoves {
                         nodes.insert(area.start, area.nodes);
                     }
                 }
-                // What is too large to be counted is sampled.
+                // Mappings too large to be counted are sampled.
                 for mapping in maps.iter().skip(shown.count) {
                     let backing = match mapping.kind() {
                         Some(MemoryKind::Anonymous) => Backing::Anonymous,
@@ -260,7 +229,7 @@ impl PageMoves {
                 nodes,
             });
         }
-        // Only now: what was read is this process's if it still is the one.
+        // Checked last: if the process is still the same one, everything read belongs to it.
         match ProcessStat::read(&self.root, id) {
             Ok(stat) if stat.start_ticks == id.start_ticks && stat.image == process.image => {
                 Ok(Some(process))
@@ -270,11 +239,10 @@ impl PageMoves {
         }
     }
 
-    /// What is needed to move and to take back: the plan. Changes nothing.
+    /// The plan: everything needed to move and to undo. Changes nothing.
     ///
     /// # Errors
-    /// `Busy` when no node has room; `Vanished` when all processes have ended; `Rejected` when the machine has no such
-    /// node.
+    /// `Busy` when no node has room; `Vanished` when all processes have ended; `Rejected` when there is no such node.
     pub(super) fn survey(
         &mut self,
         action: &Action,
@@ -345,7 +313,6 @@ impl PageMoves {
         })
     }
 
-    /// Whether the record has pages to move.
     pub(super) fn has_plan(record: &UndoRecord) -> bool {
         let of = |kind: &Kind| by_process(record, kind.name).next().is_some();
         KINDS.iter().any(of)
@@ -376,7 +343,7 @@ impl PageMoves {
         };
         let outcome = task.advance(&self.root);
         if !matches!(&outcome, Ok(progress) if !progress.done) {
-            // After a fault: start over from what the machine shows when called again.
+            // After a fault the next call starts over from what the machine shows.
             self.tasks.remove(&id);
         }
         if outcome.is_ok() && !self.tasks.contains_key(&id) {
@@ -385,24 +352,22 @@ impl PageMoves {
         outcome
     }
 
-    /// Forgets what is in memory about the action.
     pub(super) fn forget(&mut self, id: ActionId) {
         self.tasks.remove(&id);
         self.left.remove(&id);
     }
 }
 
-/// Where the memory of a workload lies.
 #[derive(Default)]
 pub(super) struct Seen {
     processes: Vec<ProcessSeen>,
-    /// Processes that had ended, and that there was no time for.
+    /// Processes that had ended, and processes skipped for lack of time.
     ended: u64,
     unseen: u64,
 }
 
 impl Seen {
-    /// Private pages of a process by node, as far as they were looked at.
+    /// Private pages of a process by node, as far as they were counted.
     pub(super) fn private_pages(&self, id: ProcessId) -> BTreeMap<u32, u64> {
         let mut by_node = BTreeMap::new();
         let process = self.processes.iter().find(|p| p.id == id);
@@ -418,7 +383,6 @@ impl Seen {
     }
 }
 
-/// Memory of one process that may be moved.
 struct ProcessSeen {
     id: ProcessId,
     image: String,
@@ -426,23 +390,20 @@ struct ProcessSeen {
     mappings: Vec<Mapping>,
 }
 
-/// One mapping of base pages, large ones included.
+/// One mapping of base pages, large pages included.
 struct Mapping {
     start: u64,
     end: u64,
     /// Device and inode of shared memory; `None` for private memory.
     segment: Option<(String, u64)>,
-    /// Pages by node.
     nodes: Vec<(u32, u64)>,
 }
 
-/// A plan.
 pub(super) struct Survey {
-    /// What the undo record needs.
+    /// Entries for the undo record.
     pub(super) found: BTreeMap<String, String>,
-    /// How much is to move.
     pub(super) planned: Bytes,
-    /// How much stays where it is because it is on large pages.
+    /// Memory that stays because it is on large pages.
     pub(super) huge_left: Bytes,
 }
 
@@ -477,7 +438,6 @@ const KINDS: [Kind; 4] = [
     },
 ];
 
-/// The arguments of an action that are about moves.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
     slice: Duration,
@@ -485,12 +445,12 @@ pub(super) struct Settings {
     bytes_per_second: Option<u64>,
     free_memory_min: Option<u64>,
     private_share_max: f64,
-    /// Whether large pages are moved, too.
+    /// Move large pages (2 MiB mappings), too: each whole, by naming its first page. Otherwise they stay.
     large: bool,
 }
 
 impl Settings {
-    /// Reads the arguments; those in `beside` are the effector's own.
+    /// Reads the arguments. Names in `beside` belong to the effector itself.
     pub(super) fn parse(action: &Action, beside: &[&str]) -> Result<Self, PlatformError> {
         let mut settings = Self {
             slice: Duration::from_millis(20),
@@ -530,7 +490,7 @@ impl Settings {
                 }
             }
         }
-        // A large page must not be a longer pause than there are.
+        // One large page must not cause a pause longer than the longest pause.
         let slow = settings
             .bytes_per_second
             .is_some_and(|rate| rate < LARGE_RATE_MIN);
@@ -555,7 +515,6 @@ impl Settings {
         })
     }
 
-    /// How long to wait after a slice.
     fn pause(&self, slice: &Slice) -> Duration {
         pacing::pause(
             self.duty,
@@ -567,7 +526,6 @@ impl Settings {
     }
 }
 
-/// An argument that is not understood.
 pub(super) fn wrong_argument(action: &Action, name: &str, expected: &str) -> PlatformError {
     PlatformError::Rejected {
         what: format!("argument {name} of {}", action.effector),
@@ -576,7 +534,6 @@ pub(super) fn wrong_argument(action: &Action, name: &str, expected: &str) -> Pla
     }
 }
 
-/// Memory of a node.
 struct Node {
     total: u64,
     free: u64,
@@ -621,13 +578,12 @@ impl Node {
     }
 }
 
-/// Whether a node is online and has memory.
 pub(super) fn has_memory(root: &Root, node: u32) -> bool {
     Node::read(root, node).is_ok()
 }
 
-/// Free blocks of at least the size of a large page on a node, in large pages, without the zone that is kept for old
-/// devices (`/proc/buddyinfo`: `Node 0, zone Normal 12 3 …`, free blocks by order from 0; zero where it is not known).
+/// Free blocks of large-page size or more on a node, counted in large pages. Excludes the zone kept for old devices.
+/// `/proc/buddyinfo` shows `Node 0, zone Normal 12 3 …`: free blocks by order from 0. Unknown counts as zero.
 fn free_large_pages(root: &Root, node: u32) -> u64 {
     /// Order of a large page: 2^9 base pages.
     const ORDER: u32 = 9;
@@ -652,14 +608,14 @@ fn free_large_pages(root: &Root, node: u32) -> u64 {
 /// `Mems_allowed_list` of a process.
 ///
 /// # Errors
-/// `Conflict` when it is not what homeostat itself is allowed: somebody chose the nodes (`cpuset.mems`).
+/// `Conflict` when it differs from homeostat's own: somebody chose the nodes (`cpuset.mems`).
 fn allowed_nodes(root: &Root, id: ProcessId) -> Result<String, PlatformError> {
     let list = |path: &str| {
         let text = files::text(root, path)?;
         let line = text.lines().find_map(|l| l.strip_prefix("Mems_allowed_list:"))?;
         Some(line.trim().to_owned())
     };
-    // Without CONFIG_CPUSETS there is no such line, and nothing to choose.
+    // Without CONFIG_CPUSETS this line is missing, and nobody can choose nodes.
     let nodes = list(&format!("/proc/{}/status", id.pid)).unwrap_or_default();
     let own = list("/proc/self/status").unwrap_or_default();
     // A zombie and a kernel thread have no such line either.
@@ -673,16 +629,15 @@ fn allowed_nodes(root: &Root, id: ProcessId) -> Result<String, PlatformError> {
     })
 }
 
-/// A mapping with memory elsewhere than it shall be.
+/// A mapping with memory outside its target nodes.
 struct Region<'s> {
     mapping: &'s Mapping,
     /// Pages in memory.
     pages: u64,
-    /// Of which elsewhere.
+    /// Pages of these that are outside the target nodes.
     away: u64,
 }
 
-/// What may be moved of one process.
 struct Regions<'s> {
     seen: &'s ProcessSeen,
     list: Vec<Region<'s>>,
@@ -731,15 +686,12 @@ impl Region<'_> {
     }
 }
 
-/// Pages of one process by the node where they were found, the one where they go, and whether they are on large pages.
+/// Pages of one process by source node, target node, and whether they are on large pages.
 type Lists = BTreeMap<(u32, u32, bool), Vec<Block>>;
 
-/// Looks for the pages of a plan.
 struct Planner<'a> {
     root: &'a Root,
-    /// Where the pages shall lie.
     wanted: &'a Wanted,
-    /// Whether large pages are moved, too.
     large: bool,
     /// Pages that may still be planned.
     left: u64,
@@ -749,12 +701,12 @@ struct Planner<'a> {
     frames: FrameNodes,
     /// Pages on large pages that stay.
     huge: u64,
-    /// Pages that there was no time or room to look at.
+    /// Pages skipped for lack of time or room.
     unseen: u64,
 }
 
 impl Planner<'_> {
-    /// Private memory: of each process in proportion to what it has elsewhere. Returns the pages planned.
+    /// Private memory: from each process in proportion to its memory elsewhere. Returns the pages planned.
     fn private(
         &mut self,
         processes: &[Regions<'_>],
@@ -765,7 +717,7 @@ impl Planner<'_> {
         let budget = most.min(self.left);
         let (mut planned, mut due) = (0, 0.0);
         for process in processes {
-            // What one process could not give is asked of the next.
+            // The next process makes up for what one process could not give.
             due += budget as f64 * process.away(false) as f64 / all.max(1) as f64;
             let share = (due.ceil() as u64).saturating_sub(planned).min(budget - planned);
             let regions = process.list.iter().filter(|r| !r.is_shared());
@@ -775,7 +727,7 @@ impl Planner<'_> {
         Ok(planned)
     }
 
-    /// Shared memory: each segment through the process that has most of it.
+    /// Shared memory: each segment moves through the process that has most of it in memory.
     fn shared(
         &mut self,
         processes: &[Regions<'_>],
@@ -860,7 +812,6 @@ impl Planner<'_> {
         Ok(pages - left)
     }
 
-    /// Looks through one region.
     fn search(
         &mut self,
         id: ProcessId,
@@ -925,7 +876,7 @@ impl Planner<'_> {
                         None => addresses.push(address),
                     }
                 }
-                // What the frames do not tell the kernel is asked for, at four times the cost.
+                // If the page frames do not show the node, the kernel is asked, at four times the cost.
                 let statuses = self
                     .call
                     .nodes_of(id.pid, &addresses)
@@ -947,7 +898,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The node of the page at the head of these frames; `None` when it is not in memory any more.
+    /// The node of the page at the head of these frames. `None` when it has left memory.
     fn node_of_first(
         &mut self,
         id: ProcessId,
@@ -970,7 +921,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Where a page of a process goes that lies on that node; `None` when it lies where it shall.
+    /// The target node for a page on node `from`. `None` when the page is in place.
     fn goal(&self, id: ProcessId, from: u32, number: u64) -> Option<u32> {
         let homes = self.wanted.homes_of(id);
         if homes.contains(&from) {
@@ -979,7 +930,7 @@ impl Planner<'_> {
         homes.get(number as usize % homes.len().max(1)).copied()
     }
 
-    /// Takes a page into the plan unless it lies where it shall.
+    /// Takes a page into the plan unless it is in place.
     fn plan(&mut self, id: ProcessId, lists: &mut Lists, from: u32, address: u64, left: &mut u64) {
         let number = Block::number_of(address);
         let Some(to) = self.goal(id, from, number).filter(|_| *left > 0) else {
@@ -996,7 +947,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes a large page into the plan unless it lies where it shall, or is more than is left of the plan.
+    /// Takes a large page into the plan unless it is in place, or larger than the rest of the plan.
     fn plan_large(&mut self, id: ProcessId, lists: &mut Lists, from: u32, number: u64, left: &mut u64) {
         let Some(to) = self.goal(id, from, number).filter(|_| *left >= PAGES) else {
             return;
@@ -1010,8 +961,7 @@ impl Planner<'_> {
     }
 }
 
-/// Which node page frames belong to, by the memory blocks of sysfs (Documentation/admin-guide/mm/memory-hotplug.rst). Empty
-/// on kernels without them.
+/// Node by page frame, from sysfs (Documentation/admin-guide/mm/memory-hotplug.rst). Empty without memory blocks.
 #[derive(Debug, Default)]
 struct FrameNodes {
     frames_per_block: u64,
@@ -1042,14 +992,13 @@ impl FrameNodes {
         }
     }
 
-    /// `None` when it is not known; frame 0 is one that the kernel did not show.
+    /// `None` when it is not known. The kernel shows frame 0 for hidden frames.
     fn node_of(&self, frame: u64) -> Option<u32> {
         let block = (frame != 0).then(|| frame.checked_div(self.frames_per_block))??;
         self.nodes.get(&block).copied()
     }
 }
 
-/// A process of the plan.
 struct ProcessTask {
     id: ProcessId,
     image: String,
@@ -1059,7 +1008,7 @@ struct ProcessTask {
 }
 
 impl ProcessTask {
-    /// Opens what is needed; a process that is gone, or runs another program, stays closed.
+    /// Opens what is needed. A process that is gone, or runs another program, stays closed.
     fn open(root: &Root, id: ProcessId, image: &str, nodes: &str) -> Result<Self, PlatformError> {
         let mut process = Self {
             id,
@@ -1067,7 +1016,7 @@ impl ProcessTask {
             nodes: nodes.to_owned(),
             pagemap: None,
         };
-        // Opened before its start time is compared: had the number been given to another process, that would differ.
+        // Opened before its start time is compared: a process that had taken the number would differ.
         let pagemap = match Pagemap::open(&root.path("/proc"), id.pid).map_err(|e| read_error(id, &e)) {
             Ok(pagemap) => pagemap,
             Err(PlatformError::Vanished { .. }) => return Ok(process),
@@ -1079,7 +1028,7 @@ impl ProcessTask {
         Ok(process)
     }
 
-    /// Whether it still runs, and the same program. A file that can not be read just now is no sign of the end.
+    /// Whether it still runs the same program. A file that cannot be read now is no sign of the end.
     fn is_same(&self, root: &Root) -> bool {
         match ProcessStat::read(root, self.id) {
             Ok(stat) => stat.start_ticks == self.id.start_ticks && !stat.ended && stat.image == self.image,
@@ -1088,7 +1037,7 @@ impl ProcessTask {
     }
 }
 
-/// Pages of one process that were found on one node and go to another.
+/// Pages of one process with one source node and one target node.
 struct List {
     process: usize,
     shared: bool,
@@ -1099,11 +1048,11 @@ struct List {
     blocks: Vec<Block>,
 }
 
-/// The way to one direction. Everything in it can be had again from the record and the machine.
+/// The way to one direction. Everything in it can be rebuilt from the record and the machine.
 struct Task {
     workload: WorkloadId,
     direction: Direction,
-    /// All of it was left in this state before: what is not so any more was moved by somebody else.
+    /// All of it was left in this state before, so somebody else moved every page that is elsewhere now.
     was_left_so: bool,
     settings: Settings,
     processes: Vec<ProcessTask>,
@@ -1111,42 +1060,41 @@ struct Task {
     /// Index of the list and of the block in it: private memory first, the lists taking turns.
     order: Vec<(usize, usize)>,
     at: usize,
-    /// Attempts for the block at `at`, and pages of it that the kernel refuses for good.
+    /// Attempts for the block at `at`, and its pages that the kernel refuses for good.
     attempts: u8,
     refused: BTreeSet<u64>,
     /// Why pages of a block stayed, by its place in the order.
     stuck: BTreeMap<usize, &'static str>,
     checking: bool,
-    /// Pages at their goal: as far as is known while moving, by count in the final look.
+    /// Pages at their target: an estimate while moving, a count in the final check.
     finished: u64,
     skipped: BTreeMap<&'static str, u64>,
     total: u64,
     call: PageCall,
-    /// Pages of the block that was looked at last, where they are, and which of them were hidden.
+    /// Pages of the block checked last, where they are, and which of them were hidden.
     addresses: Vec<u64>,
     seen: Vec<PageStatus>,
     touched: BTreeSet<u64>,
     pressure: Pressure,
     room_pauses: u8,
-    /// Bytes that went through calls which move.
+    /// Bytes handled by moving calls.
     moved: u64,
     /// Large pages for which there is room, by node, as seen in this slice.
     large_room: BTreeMap<u32, u64>,
-    /// The kernel has divided a large page on its way.
+    /// The kernel divided a large page while moving it.
     divided: bool,
 }
 
-/// What became of one visit to a block.
+/// Outcome of one visit to a block.
 enum Visit {
-    /// Nothing left to do there.
     Settled,
-    /// Some of it was moved; another visit sees what is left.
+    /// Some of it was moved. Another visit checks the rest.
     Again,
     /// The slice has no time or budget for more.
     Over,
     /// None of it could be moved: the pages are in use.
     InUse,
-    /// No free memory at the goal.
+    /// No free memory at the target node.
     NoRoom,
 }
 
@@ -1165,7 +1113,7 @@ impl Task {
                 .get(&process_key(name, id))
                 .map_or("", String::as_str)
         };
-        // Records of the first version named only the node where pages were found; all went to that of the target.
+        // Records of the first version name only the source node. The action's target names the node of all pages.
         let to_all = match &record.action.target {
             Target::Pages(wanted) => Some(wanted.node.0),
             _ => None,
@@ -1263,7 +1211,7 @@ impl Task {
         let mut pause_more = Duration::ZERO;
         if !self.checking {
             let what = format!("moving pages of {}", self.workload);
-            // An undo does not wait for better times: it frees as much as it takes.
+            // An undo waits neither for less pressure nor for room: it frees as much as it takes.
             if self.direction == Direction::Apply {
                 if let Some(pause) = self.pressure.pause(root, &what)? {
                     return Ok(self.progress(&slice, pause, false));
@@ -1284,7 +1232,7 @@ impl Task {
                     Visit::Again => {}
                     Visit::Over => break,
                     Visit::InUse => {
-                        // Give the holders of the pages time to let go; longer each time.
+                        // Gives the holders of the pages time to let go, longer each time.
                         pause_more = Duration::from_millis(5) * (1 << self.attempts.min(6));
                         break;
                     }
@@ -1319,8 +1267,7 @@ impl Task {
         Ok(self.progress(&slice, pause, false))
     }
 
-    /// How long to wait for free memory at the node; `None` when it was waited for long enough, and the rest of the plan
-    /// stays where it is.
+    /// How long to wait for free memory at the node. `None` when the wait is over, and the rest stays.
     ///
     /// # Errors
     /// `Busy` when nothing of the plan could be moved.
@@ -1359,7 +1306,7 @@ impl Task {
         self.refused.clear();
     }
 
-    /// Bytes that may be moved now; `None` when a node has no room for the rest of this step.
+    /// Bytes that may be moved now. `None` when a node has no room for the rest of this step.
     fn room(&self, root: &Root) -> Result<Option<u64>, PlatformError> {
         let step = self.step();
         let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
@@ -1396,7 +1343,7 @@ impl Task {
         self.finished = 0;
     }
 
-    /// From where to where pages of a list go.
+    /// Source and target node of a list in this direction.
     fn way(&self, list: &List) -> (u32, u32) {
         match self.direction {
             Direction::Apply => (list.from, list.to),
@@ -1404,7 +1351,7 @@ impl Task {
         }
     }
 
-    /// Moves pages of the block at hand until it is settled or the slice is over.
+    /// Moves pages of the current block until it is settled or the slice is over.
     fn visit(&mut self, root: &Root, slice: &mut Slice, budget: u64) -> Result<Visit, PlatformError> {
         let Some((list, block)) = self.order.get(self.at).and_then(|(list, block)| {
             let list = self.lists.get(*list)?;
@@ -1424,14 +1371,14 @@ impl Task {
             .zip(&self.seen)
             .filter(|(address, status)| match status {
                 PageStatus::On(node) if *node == source => !self.refused.contains(address),
-                // Our own look may have made the kernel bring it to where we run.
+                // Reading the page may have made the kernel bring it to homeostat's own node.
                 PageStatus::On(node) => *node != goal && self.touched.contains(address),
                 _ => false,
             })
             .map(|(address, _)| *address)
             .collect();
         if waiting.is_empty() || self.was_left_so {
-            // Those that wait although they were left at their goal were moved by somebody else.
+            // Waiting pages were left at their target, so somebody else moved them.
             self.finished += already;
             return Ok(Visit::Settled);
         }
@@ -1450,7 +1397,7 @@ impl Task {
         let mut unit = BASE_PAGE;
         let mut batches: Vec<&[u64]> = waiting.chunks(PAGES_PER_MOVE).collect();
         if states.first() == Some(&PieceState::Huge) {
-            // A large page moves whole: where the plan says so, and back when all of it came from there.
+            // A large page moves whole: forward if the plan says so, and back if all of it came from there.
             let stays = if self.refused.contains(&block.start()) {
                 Some(SHARED)
             } else if waiting.len() as u64 != PAGES || (self.direction == Direction::Apply && !large) {
@@ -1468,14 +1415,14 @@ impl Task {
             batches = vec![waiting.get(..1).unwrap_or_default()];
             unit = PIECE;
         }
-        // What is undone goes back whoever maps it: a process forked since may share it now.
+        // An undo moves pages whoever maps them: a process forked since may share them now.
         let several = shared || self.direction == Direction::Undo;
         let mut progressed = false;
         for batch in batches {
-            // What is larger than the budget of a slice is made up for by the pause after it.
+            // The pause after the slice makes up for a page larger than the budget.
             let room = budget.saturating_sub(slice.bytes) / BASE_PAGE;
             if room == 0 {
-                // Not an attempt that failed: there was no budget for these.
+                // Lack of budget is not a failed attempt.
                 self.attempts = 0;
                 return Ok(Visit::Over);
             }
@@ -1491,8 +1438,8 @@ impl Task {
                             self.stuck.insert(self.at, SHARED);
                         }
                     }
-                    // The call counts pages as left that it did not try, and not as left those that it could not
-                    // take hold of; their statuses say so unless it ended early.
+                    // `move_pages` counts untried pages as left, and pages it could not isolate as not left. The
+                    // statuses are right unless the call ended early.
                     let there = statuses.iter().filter(|s| **s == PageStatus::On(goal)).count() as u64;
                     if left == 0 {
                         there
@@ -1506,7 +1453,7 @@ impl Task {
                 }
                 Err(NumaError::NoMemory) => return Ok(Visit::NoRoom),
                 Err(NumaError::NoNode | NumaError::NodeNotAllowed) if self.direction == Direction::Undo => {
-                    // Nobody can bring them back there. They stay where they are, which loses nothing.
+                    // Nobody can bring these pages back. They stay, which loses nothing.
                     let is_there = Node::read(root, goal).is_ok();
                     let reason = if is_there { NODE_FORBIDDEN } else { NODE_GONE };
                     self.stuck.insert(self.at, reason);
@@ -1537,7 +1484,11 @@ impl Task {
         Ok(if progressed { Visit::Again } else { Visit::InUse })
     }
 
-    /// Whether there is a free block for a large page at a node, and one less from now on.
+    /// Whether a node has a free block for a large page. Takes it off the count.
+    ///
+    /// The kernel divides a large page if the target has no free block of that size (`migrate_pages` with the reason
+    /// `MR_SYSCALL`, Linux 6.1 to 6.18). So a large page moves only while `/proc/buddyinfo` shows blocks to spare. Once
+    /// one was divided all the same, Apply moves no more of them. An undo goes on, and counts the divided ones.
     fn has_large_room(&mut self, root: &Root, node: u32) -> bool {
         if self.divided {
             return false;
@@ -1551,7 +1502,6 @@ impl Task {
         has
     }
 
-    /// Whether a block is one large page.
     fn is_whole(&mut self, process: usize, block: &Block) -> Result<bool, PlatformError> {
         let Some((id, pagemap)) = self
             .processes
@@ -1567,8 +1517,10 @@ impl Task {
         Ok(states.first() == Some(&PieceState::Huge))
     }
 
-    /// Looks where the pages of a block are, and makes visible what automatic NUMA balancing hides. `None`: the process is
-    /// gone.
+    /// Finds where the pages of a block are. `None`: the process is gone.
+    ///
+    /// Automatic NUMA balancing hides pages for a while to see who touches them. Linux 6.1 to 6.5 neither shows the
+    /// node of a hidden page nor moves it. Reading a byte of it shows it again. So the plan uses page frames.
     fn look(&mut self, block: &Block, process: usize) -> Result<Option<ProcessId>, PlatformError> {
         let Some((id, pagemap)) = self
             .processes
@@ -1622,14 +1574,14 @@ impl Task {
         Ok(Some(id))
     }
 
-    /// The process is gone: what was left to do is void.
+    /// The process is gone, so its remaining work is void.
     fn close(&mut self, process: usize) {
         if let Some(process) = self.processes.get_mut(process) {
             process.pagemap = None;
         }
     }
 
-    /// Looks where the pages of the block at hand are.
+    /// Checks where the pages of the current block are.
     fn check(&mut self) -> Result<(), PlatformError> {
         let Some((list, block)) = self.order.get(self.at).and_then(|(list, block)| {
             let list = self.lists.get(*list)?;
@@ -1643,7 +1595,7 @@ impl Task {
             *self.skipped.entry(ENDED).or_default() += block.count();
             return Ok(());
         }
-        // Where they shall be, but no longer in one piece.
+        // At the target, but no longer in one piece.
         let divided = self.divided && large && !self.is_whole(index, &block)?;
         for status in &self.seen {
             let reason = match status {
@@ -1664,7 +1616,6 @@ impl Task {
         Ok(())
     }
 
-    /// Everything was looked at.
     fn end(&mut self) -> Result<Progress, PlatformError> {
         let by_others = self.skipped.get(MOVED_BY_OTHERS).copied().unwrap_or(0);
         if self.direction == Direction::Apply && by_others * 2 > self.total {

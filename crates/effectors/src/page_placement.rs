@@ -1,12 +1,11 @@
-//! Moves memory of a workload to one node, or shares it out among several, and back to the nodes where it was found. How, and
-//! what is exact: [`crate::page_moves`].
+//! Moves memory of a workload to one node, or deals it out to several, and back. See [`crate::page_moves`].
 //!
-//! Arguments of the action, all optional: `slice_ms` (length of one slice, 1..=100, default 20), `duty` (share of wall time
-//! spent in calls, 0.01..=1, default 0.5), `bytes_per_second` (upper bound, at least 65536), `free_memory_min` (bytes that stay
-//! free on the node, default 2 % of it), `private_share_max` (share of the workload's private memory that one plan may
-//! move, 0.01..=1, default 1: how much a plan takes is for the strategy to say), `spread_over` (nodes such as `0,2`, that of
-//! the target among them: what lies on none of them is shared out among them in turn, by pieces of 2 MiB), `large_pages`
-//! (`move`: large pages go, too, each whole; then at least 1048576 `bytes_per_second`).
+//! Arguments of the action, all optional:
+//! * `slice_ms`: length of one slice, 1..=100, default 20. `duty`: share of wall time in calls, 0.01..=1, default 0.5.
+//! * `bytes_per_second`: upper bound, at least 65536. `free_memory_min`: bytes kept free on the node, default 2 %.
+//! * `private_share_max`: share of private memory that one plan may move, 0.01..=1, default 1. The strategy chooses it.
+//! * `spread_over`: nodes such as `0,2`, the target's among them. Memory elsewhere is dealt out by 2 MiB.
+//! * `large_pages`: `move` moves large pages, too, each whole. Then `bytes_per_second` is at least 1048576.
 
 use crate::Effector;
 use crate::identity::{boot_id, of_another_boot, require_namespaces};
@@ -17,12 +16,10 @@ use homeostat_model::{Action, Bytes, Direction, EffectorId, ProcessId, Progress,
 use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most nodes that memory is shared out among.
 const NODES_PER_ACTION_MAX: usize = 64;
 /// Arguments that are not about the pace.
 const SPREAD_OVER: &str = "spread_over";
 
-/// Moves pages.
 pub(super) struct PagePlacement {
     root: Root,
     moves: PageMoves,
@@ -93,7 +90,6 @@ impl Effector for PagePlacement {
     }
 }
 
-/// What the action asks for.
 fn wanted(action: &Action) -> Result<Wanted, PlatformError> {
     let Target::Pages(target) = &action.target else {
         return Err(PlatformError::Rejected {

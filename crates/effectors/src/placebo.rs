@@ -1,4 +1,4 @@
-//! The change that changes nothing: what an experiment with it accepts is a false accept, so it measures our own
+//! A change that changes nothing. An experiment that accepts it is a false accept, so it measures homeostat's own
 //! error. It takes the path of every other effector (record, slices, verification), only without an effect.
 
 use crate::Effector;
@@ -8,7 +8,6 @@ use homeostat_model::{Action, Direction, EffectorId, Progress, UndoRecord};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 
-/// Does nothing, by the book.
 pub(super) struct Placebo {
     root: Root,
 }

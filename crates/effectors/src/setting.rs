@@ -1,30 +1,18 @@
-//! One setting of the kernel, by its file: `/proc/sys/…` or `/sys/…`.
+//! One kernel setting, by its file: `/proc/sys/…` or `/sys/…`.
 //!
-//! **Apply** writes the argument `value`, **undo** the value found; both are read back. Whoever writes another value in
-//! between wins: Apply ends in a conflict, the undo leaves it as it is, and this process does not touch that file again.
-//! When the kernel takes a value and makes another of it (it rounds), what was found is put back at once and the action is
-//! rejected. A person's write between ours and our look at it reads the same as rounding; it is told from it by a second try
-//! ([`settle`]).
+//! **Apply** writes the argument `value`, **undo** the value found; both read back. A person who writes in between
+//! wins: Apply ends in a conflict, undo changes nothing, and this process does not touch that file again. If the kernel
+//! rounds a value, the old one is put back and the action rejected. A second try reveals a person's write ([`settle`]).
 //!
-//! **What the kernel made of a value** is known only after the write, and the record is written before. Who undoes an action
-//! that is not known to have been made whole ([`Reached::Begun`]: a kill between the first write and the last look) and finds a
-//! value that is neither ours nor what was found, writes ours once more and looks: what the kernel makes the same value of was
-//! made of ours, and what was found comes back; anything else was chosen by somebody, and is written back at once. What is
-//! known to have been made whole was taken as it is, so that a third value is always somebody else's.
+//! A file or pair is held at one value. An action that wants another is refused: it would find the first one's value,
+//! and only actions of one workload are undone in order. Workloads that found the same value and want the same share
+//! it. The last undo restores the value found.
 //!
-//! Some settings come in pairs of which only one counts ([`other_of_pair`]): writing one sets the other to zero, and zero cannot
-//! be written. What is put back is then written to the other one ([`State`]).
+//! Remaining races, since the kernel has no compare-and-write: a person's write in the microseconds between check and
+//! write is missed. Two in a row between the tries pass for rounding. A value equal to the kernel's rounding passes for
+//! homeostat's. A second kill while [`Setting::is_made_of`] writes a person's value back loses that value.
 //!
-//! A file, or a pair, is held at one value. An action that wants another value is refused until the first one is undone:
-//! it would find what the first has set, and only actions of one workload are undone in order. Actions of several workloads
-//! that found the same value and want the same share it: the value found comes back when the last of them is undone.
-//!
-//! What remains, since the kernel has no "write if it is still so": a value that somebody writes between our look and our write,
-//! microseconds later, is not seen; one that they write twice in a row between our tries reads as rounding; one that is just
-//! what the kernel would have made of ours is taken for ours; and a second kill, while a person's value is written back after
-//! that one question, loses it.
-//!
-//! The target is one file; who may ask for which value is for the caller to check.
+//! The target is one file. The caller checks who may ask for which value.
 
 use crate::Effector;
 use crate::identity::{boot_id, malformed, of_another_boot};
@@ -38,25 +26,24 @@ use homeostat_tunables::{Tree, Unreadable};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-/// Longest value.
 const VALUE_MAX: usize = 4096;
-/// Times that a value is written until it is known what becomes of it. Rounding and one person at once take three.
+/// Writes until the outcome is clear. Rounding plus one person's write takes three.
 const TRIES_MAX: usize = 4;
 
-/// Writes a value to a file.
 type Put = fn(&Root, &str, &str) -> Result<(), PlatformError>;
 
-/// What a setting holds.
+/// Value of a file. In a pair only one file counts ([`other_of_pair`]): writing one zeroes the other, and zero cannot
+/// be written. To restore zero, the undo writes the other file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     value: String,
-    /// Of a pair, what the other one holds, if it is known.
+    /// The value of the other half of a pair, if it is known.
     other: Option<String>,
 }
 
 /// How an action was left.
 struct Left {
-    /// `None` until a write is known to have come to its end: it may be either, and neither is somebody else's.
+    /// `None` until a write has certainly ended. Until then either value is homeostat's.
     direction: Option<Direction>,
     workload: WorkloadId,
     file: String,
@@ -88,11 +75,11 @@ pub(super) struct Setting {
     root: Root,
     put: Put,
     left: BTreeMap<ActionId, Left>,
-    /// What the kernel made of what an action wrote, as long as it may lie there.
+    /// The kernel's rounding of an action's value, as long as the file may hold it.
     made: BTreeMap<ActionId, String>,
-    /// Actions of an earlier process of which it is not known what the kernel made of their value.
+    /// Actions of an earlier process whose rounding by the kernel is unknown.
     begun: BTreeSet<ActionId>,
-    /// Files to which somebody else wrote while they were ours.
+    /// Files to which somebody else wrote while an action held them.
     theirs: BTreeSet<String>,
 }
 
@@ -108,7 +95,6 @@ impl Setting {
         }
     }
 
-    /// The actions that are in force.
     fn in_force(&self) -> impl Iterator<Item = &Left> {
         self.left
             .values()
@@ -142,7 +128,7 @@ impl Setting {
         })
     }
 
-    /// Writes a state, of a pair the one that counts.
+    /// Writes a state: of a pair the half that counts.
     fn write(&self, file: &str, state: &State) -> Result<(), PlatformError> {
         match other_of_pair(file).zip(state.other.as_ref()) {
             // Zero means that the other one counted.
@@ -159,8 +145,11 @@ impl Setting {
         })
     }
 
-    /// Whether what lies there is what the kernel makes of our value: asked by writing that once more. What somebody else chose
-    /// is written back.
+    /// Whether the kernel rounds the action's value to this one: writes it once more, and a person's value back.
+    ///
+    /// The kernel's rounding is known only after the write, and the record is written before. After a kill in between
+    /// ([`Reached::Begun`]) a third value may be the rounding or a person's. An action known to be made whole
+    /// ([`Reached::Made`]) was not rounded, so there a third value is always a person's.
     fn is_made_of(&self, file: &str, ours: &State, there: &State) -> Result<bool, PlatformError> {
         match self.bring(file, ours)? {
             Settled::Rounded(value) if value == there.value => Ok(true),
@@ -204,21 +193,21 @@ impl Setting {
             Direction::Undo => (&found, &ours),
         };
         if self.is_theirs(&file) {
-            // Whatever it holds by now, also what we would have set: it is theirs since.
+            // The file stays theirs, whatever it holds by now, even if that is the value of the action.
             return theirs(direction, file, &source.value, now.value);
         }
         let is_shared = self
             .sharers(&own)
             .any(|(_, left)| left.direction != Some(Direction::Undo));
         if direction == Direction::Undo && is_shared && now.value == ours.value {
-            // It goes back with the last of them.
+            // The last of the sharers restores it.
             return self.end(record, direction);
         }
         let is_there = now.value == goal.value;
         let is_made = |maker: &ActionId| self.made.get(maker) == Some(&now.value);
         let is_ours_to_move =
             now.value == source.value || is_made(&id) || self.sharers(&own).any(|(maker, _)| is_made(maker));
-        // Ours already, although we left it as found: somebody chose what we would have set, and it is theirs.
+        // It was left as found and has the action's value: somebody chose that value, and it is theirs.
         let is_chosen =
             direction == Direction::Apply && is_there && was_left == Some(Direction::Undo) && !is_shared;
         let mut is_others = !is_there && (!is_ours_to_move || was_left == Some(direction));
@@ -231,7 +220,7 @@ impl Setting {
         }
         if !is_there {
             if direction == Direction::Apply {
-                // What is being undone is held until it is.
+                // The file stays held until the undo is done.
                 self.leave(record, None)?;
             }
             match self.bring(&file, goal)? {
@@ -239,7 +228,7 @@ impl Setting {
                 Settled::Theirs(value) => return self.yield_to(direction, file, &goal.value, value),
                 Settled::Rounded(after) => {
                     let mut errno = format!("it read {after} afterwards");
-                    // Until what was found is there again, the undo must know it for ours.
+                    // Until the value found is back, the undo must know the rounded one for homeostat's.
                     self.made.insert(id, after);
                     if direction == Direction::Apply {
                         match self.bring(&file, &found) {
@@ -308,7 +297,7 @@ impl Effector for Setting {
                 ),
             });
         }
-        // Before anything is remembered: who is refused is not told to forget, and would hold the file for ever.
+        // Done before anything is remembered: a refused action gets no `forget`, and would hold the file for ever.
         let boot_id = boot_id(&self.root)?;
         let mut found = BTreeMap::from([("value".to_owned(), now.value)]);
         found.extend(now.other.map(|value| ("other".to_owned(), value)));
@@ -331,7 +320,7 @@ impl Effector for Setting {
                 what: file,
             });
         }
-        // From now on somebody who writes our value has chosen it.
+        // From now on a person who writes the same value has chosen it.
         self.left.insert(action.id, own);
         Ok(record)
     }
@@ -352,10 +341,10 @@ impl Effector for Setting {
 
     fn adopt(&mut self, record: &UndoRecord) {
         let id = record.action.id;
-        // Of what was only begun the value may be another than ours, and nobody else's for that.
+        // An action only begun may have left another value, which is nobody else's for that.
         let direction = (!self.begun.contains(&id)).then_some(Direction::Apply);
         if !self.left.contains_key(&id) {
-            // A record that is not understood is told when it is undone.
+            // The undo reports a record that is not understood.
             let _ = self.leave(record, direction);
         }
     }
@@ -369,7 +358,7 @@ impl Effector for Setting {
             Reached::Made => Some(Direction::Apply),
             Reached::PutBack => Some(Direction::Undo),
         };
-        // A record that is not understood is told when it is undone.
+        // The undo reports a record that is not understood.
         let _ = self.leave(record, direction);
     }
 
@@ -407,7 +396,7 @@ impl Effector for Setting {
     }
 }
 
-/// What is answered when somebody else has set the file: the person wins.
+/// The answer when somebody else has set the file: the person wins.
 fn theirs(direction: Direction, file: String, goal: &str, found: String) -> Result<Progress, PlatformError> {
     match direction {
         Direction::Apply => Err(PlatformError::Conflict {
@@ -425,19 +414,19 @@ fn theirs(direction: Direction, file: String, goal: &str, found: String) -> Resu
     }
 }
 
-/// What became of a value that was written.
+/// Outcome of a write.
 #[derive(Debug, PartialEq, Eq)]
 enum Settled {
-    /// It is there.
+    /// The value is there.
     There,
-    /// The kernel made another of it, this one.
+    /// The kernel made this value of it.
     Rounded(String),
     /// Somebody else wrote at the same time, and has their value back.
     Theirs(String),
 }
 
-/// Writes a value and looks whether it is there. When another one is, it is written once more: the kernel rounds the same way
-/// every time, a person has written only once. What a person wrote is put back.
+/// Writes a value and reads it back. If another value is there, it writes once more: the kernel rounds the same way
+/// every time, a person writes once. A person's value is put back.
 fn settle(
     goal: &State,
     write: &mut dyn FnMut(&State) -> Result<(), PlatformError>,
@@ -453,13 +442,13 @@ fn settle(
         }
         if rounds || now.value == goal.value {
             return match others.as_slice() {
-                // What was there once was a person's.
+                // A value seen once was a person's.
                 [person] => {
                     write(person)?;
                     Ok(Settled::Theirs(person.value.clone()))
                 }
                 _ if rounds => Ok(Settled::Rounded(now.value)),
-                // Another value at each look was the kernel's, on the way.
+                // Different values at each check were the kernel's, on the way.
                 _ => Ok(Settled::There),
             };
         }
@@ -503,8 +492,7 @@ fn wanted(action: &Action) -> Result<(String, String), PlatformError> {
     Ok((file, plain(value)))
 }
 
-/// One form for what is written and what is read: the word in brackets where all are listed, single blanks, numbers in
-/// base ten.
+/// Common form of written and read values: the bracketed word of a list, single blanks, decimal numbers.
 fn plain(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     if let Some(chosen) = words

@@ -1,50 +1,16 @@
-//! Keeps the threads of a workload on CPUs, and gives each thread the mask back that was found.
+//! Keeps the threads of a workload on chosen CPUs, and gives each thread back the mask that it had.
 //!
-//! **Apply** calls `sched_setaffinity` for each thread of each process, until a round over all of them finds nothing left
-//! to do: threads and processes that are born meanwhile have the mask of the thread that made them. **Undo** does the
-//! same with the masks found; a thread or process that was born since gets the one that its process, or the oldest
-//! process of the record, had. After an apply, each scan of the processes is followed by a review ([`Effector::review`]):
-//! new processes of the workload that did not inherit the mask get it, and what a person changed is noticed.
+//! **Apply** calls `sched_setaffinity` for each thread, in rounds, until a round changes nothing: new threads inherit a
+//! mask. **Undo** restores the masks found. Newcomers get that of their process, or of the record's oldest process.
+//! After each scan a review ([`Effector::review`]) places newcomers without the mask, and notices changes by a person.
 //!
-//! Only workloads whose threads may run everywhere are placed, so what an undo gives back is always the freedom to run
-//! everywhere that the cpuset allows. Left alone ([`PlatformError::Conflict`]) is a workload of which a thread has a narrower
-//! mask (`taskset`, `numactl --cpunodebind`, a program that binds itself), whose cpuset is narrower than the machine (a
-//! container, the CPU manager of Kubernetes, `AllowedCPUs=`) unless homeostat itself lives in it, or whose memory has a
-//! policy (`numactl`); and CPUs that the boot configuration sets aside (`isolcpus=`, `nohz_full=`) are never a target.
+//! Only workloads that may run everywhere are placed: an undo restores that freedom. [`PlatformError::Conflict`]
+//! answers a narrower mask (`taskset`, `numactl --cpunodebind`) and a memory policy (`numactl`). It also answers a
+//! narrower cpuset (container, Kubernetes' CPU manager, `AllowedCPUs=`), unless homeostat lives in it. CPUs under
+//! `isolcpus=` or `nohz_full=` are never a target.
 //!
-//! Who binds a thread later wins: a mask that is neither ours nor the one found is never written over. Apply then
-//! ends in a conflict, and undo gives back the other threads. Not to be told apart from our own is the same mask, set by
-//! somebody else; it goes when ours goes.
-//!
-//! **One over another.** A later placement of the same workload lies over the first: what it finds is the mask that the first
-//! gave, and its undo gives that back; the first's gives back what was found before both. While a later one lies over it, a
-//! placement is neither moved nor reviewed. This process sees to that, the runtime to the order of several that are on their
-//! way, and recovery undoes the newest first. Not over a placement by cpuset, nor one in a cpuset over another.
-//!
-//! **A cpuset instead.** Where the workload is alone in a control group with a cpuset that nobody set, `cpuset.cpus` can
-//! serve (argument `means` = `cpuset`). Every new process in the group then falls under it, whoever starts it; but a person's
-//! later `taskset` to other CPUs fails (EINVAL) while it lasts, where with masks it simply wins. Therefore `auto` (the
-//! default) takes the cpuset only for workloads whose processes have several parents outside of it, whose newcomers
-//! would not inherit a mask.
-//!
-//! What is exact: the mask of every thread found, as `Cpus_allowed` shows it, unless its cpuset or the CPUs online
-//! are not what they were; the text of `cpuset.cpus`. What is not: the kernel does not show from outside whether a
-//! thread once *asked* for the mask that it has. In a cpuset of its own such a thread is given the freedom back to use all that
-//! the cpuset offers now and later, as one that never asked has.
-//!
-//! **Each process on a place of its own** (`split_by` = `process`). Each process is kept on the CPUs of one last-level cache
-//! among those of the target: as many on each as it has cores, the oldest process first, each where most of its private
-//! memory is. Who is born later inherits the mask of its parent, and is given back the mask found as all others.
-//!
-//! **Memory goes along** (`memory` = `all` or `private`). In the same action up to `memory_bytes` of what lies elsewhere goes to
-//! the nodes of the CPUs (of a process with a place of its own: to its node, private memory only), as
-//! [`crate::page_moves`] does it, with the arguments of a pace and of large pages that `page_placement` takes. Threads are
-//! placed first, which takes microseconds, and set free first. What nothing of lies elsewhere is a placement of threads
-//! alone.
-//!
-//! Arguments of the action, all optional: `means` (`auto`, `threads` or `cpuset`), `split_by` (`process`), `memory` (`all` or
-//! `private`) and with it `memory_bytes` and those of moves. Not offered is `group_by`: which threads of a process share
-//! data is not to be seen from outside.
+//! A person who binds a thread later wins: homeostat overwrites only its own mask and the one found. Apply then ends in
+//! a conflict, and undo restores the other threads. If a person sets homeostat's very mask, it goes with homeostat's.
 
 use crate::cpuset::Group;
 use crate::identity::{
@@ -70,31 +36,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Most processes in one action: what is more is not placed. The record takes some 60 bytes for each.
+/// Most processes in one action; the rest is not placed. The record takes some 60 bytes for each.
 const PROCESSES_PER_ACTION_MAX: usize = 4096;
-/// Length of one slice. A thread costs about 1 µs to look at and 5 µs to place.
+/// Length of one slice. A thread takes about 1 µs to check and 5 µs to place.
 const SLICE: Duration = Duration::from_millis(20);
-/// Time after which the review after a scan looks at no further process; the next goes on there.
+/// Time after which a review checks no further process. The next review goes on there.
 const REVIEW_MAX: Duration = Duration::from_millis(5);
-/// Rounds over all threads before an action reports that it can not keep up. Threads inherit the mask, so the second round
-/// usually finds nothing to do.
+/// Rounds over all threads before an action reports that it cannot keep up. Usually two are enough.
 const ROUNDS_MAX: u8 = 16;
-/// Generations looked at to find out whether a process descends from one of the record.
+/// Generations of parents checked for a process of the record.
 const ANCESTORS_MAX: usize = 32;
-/// Processes whose memory policy is looked at: a policy is inherited, so the oldest tell.
+/// Processes checked for a memory policy. Children inherit policies, so the oldest are enough.
 const POLICIES_MAX: usize = 16;
-/// Mappings whose policy is looked at.
+/// Mappings checked for a policy.
 const POLICY_MAPPINGS: usize = 64;
-/// A policy that is not looked at.
+/// A policy that is not read.
 pub(super) const POLICY_HIDDEN: &str =
     "hidden (its first mapping is too large to be looked at without holding up the program)";
-/// How long that read may take. A busy machine is no reason to break a trial off: with the patience of the sensors (250 ms)
-/// one was, in a guest whose CPUs others had.
+/// How long that read may take. The sensors' 250 ms broke off a trial in a guest whose CPUs were busy elsewhere.
 const POLICY_PATIENCE: Duration = Duration::from_secs(1);
 /// Most threads of one process that may have a mask of their own in the record.
 const ODD_THREADS_MAX: usize = 4096;
 
-/// Of the record of a placement that lies over another: the number of that one, and the mask from before it.
+/// In the record of a placement over another: the number of the lower action, and the mask from before it.
 const OVER: &str = "over";
 const NATURAL: &str = "natural";
 
@@ -115,28 +79,36 @@ pub const GROUPED_WHY_NOT: &str = "which threads of a process share data is not 
                                           made by chance would keep those apart that do";
 
 /// Places threads.
+///
+/// **Exact**: each thread's mask as `Cpus_allowed` showed it, unless its cpuset or the online CPUs changed; the text of
+/// `cpuset.cpus`. **Not exact**: the kernel does not show whether a thread once *asked* for its mask. In a cpuset of
+/// its own such a thread may then use all that the cpuset ever offers, like one that never asked.
+///
+/// **One over another.** A later placement of the same workload may lie over the first. It finds the first's mask and
+/// its undo restores that. While it lasts, the lower placement is neither moved nor reviewed. This effector ensures
+/// that. The runtime orders several placements under way, and recovery undoes the newest first. Cpusets take no part.
 pub(super) struct ThreadPlacement {
     root: Root,
     tasks: BTreeMap<ActionId, Task>,
-    /// Those that were applied by this process, for the review.
+    /// Placements applied by this process, for the review.
     in_force: BTreeMap<ActionId, InForce>,
-    /// Which of them was reviewed last.
+    /// The placement reviewed last.
     reviewed: Option<ActionId>,
     reader: Reader,
     /// For memory that goes along.
     moves: PageMoves,
-    /// Actions whose threads are as they should be while their memory is on its way.
+    /// Actions whose threads are done while their memory is still moving.
     threads_done: BTreeMap<ActionId, (Direction, Progress)>,
     /// Placements that are owed an undo, as far as this process knows.
     laid: BTreeMap<ActionId, Laid>,
-    /// Processes that are not in the record of a placement and were set free with the others: they are placed again with them.
+    /// Processes outside the record of a placement that were set free with the others. A new apply places them again.
     born: BTreeMap<ActionId, Vec<ProcessId>>,
 }
 
 /// A placement that is owed an undo.
 struct Laid {
     workload: WorkloadId,
-    /// Its threads were given back, and only memory is still to come back: it lies over nobody's threads any more.
+    /// Its threads were given back, and only memory has to come back. It lies over nobody's threads any more.
     threads_back: bool,
 }
 
@@ -179,7 +151,7 @@ impl ThreadPlacement {
             skipped.insert(TOO_MANY, more as u64);
         }
         let members = members.get(..PROCESSES_PER_ACTION_MAX).unwrap_or(members);
-        // What this one would lie over.
+        // The placement that this action would lie over.
         let below = self
             .in_force
             .iter()
@@ -303,15 +275,14 @@ impl ThreadPlacement {
         Ok(found)
     }
 
-    /// What a record says; `None` when it is of another boot or other namespaces, or not understood.
+    /// The plan of a record. `None` when it is of another boot or other namespaces, or not understood.
     fn plan_of_this_boot(&self, record: &UndoRecord) -> Option<Plan> {
         let here = boot_id(&self.root).is_ok_and(|boot| boot == record.boot_id)
             && require_namespaces(&self.root, record).is_ok();
         here.then(|| Plan::from(record).ok())?
     }
 
-    /// What a record says, of a world in which the placement that it lay over may be gone: then there is nobody any more to
-    /// whom the threads could be given back, and what was found before both is what they get.
+    /// The plan of a record whose lower placement may be gone. Then the threads get the mask found before both.
     fn plan_above_what_is_left(&self, record: &UndoRecord) -> Result<Plan, PlatformError> {
         let mut plan = Plan::from(record)?;
         let is_gone = |below: &ActionId| self.laid.get(below).is_none_or(|laid| laid.threads_back);
@@ -321,7 +292,6 @@ impl ThreadPlacement {
         Ok(plan)
     }
 
-    /// Next slice of what is done to threads.
     fn advance_threads(
         &mut self,
         record: &UndoRecord,
@@ -341,7 +311,7 @@ impl ThreadPlacement {
             }
             task.newcomers.sort_unstable();
             task.newcomers.dedup();
-            // One that this lies over, or that lies over it, is of the same processes.
+            // The placement below or above acts on the same processes.
             let others = self
                 .in_force
                 .values()
@@ -353,7 +323,7 @@ impl ThreadPlacement {
             self.tasks.insert(id, task);
         }
         if direction == Direction::Undo {
-            // From here on nobody is placed any more, also not by a review.
+            // From here on no process is placed any more, nor by a review.
             self.in_force.remove(&id);
         }
         let Some(task) = self.tasks.get_mut(&id) else {
@@ -377,8 +347,8 @@ impl ThreadPlacement {
         outcome
     }
 
-    /// A placement of the same workload that lies over this one, if any. One of which nothing is to be seen, nor on its way,
-    /// was undone by somebody else, from its record.
+    /// The placement of the same workload that lies over this one, if any. A placement that is neither visible nor
+    /// under way does not count: somebody else undid it from its record.
     fn over(&self, id: ActionId, workload: &WorkloadId) -> Option<ActionId> {
         let online = Cpus::read(&self.root).map(|machine| machine.online);
         let is_there = |later: &ActionId| {
@@ -398,8 +368,8 @@ impl ThreadPlacement {
             .map(|(later, _)| *later)
     }
 
-    /// A later placement of the same workload that still owes memory. It goes first: what it moved on from where this one had
-    /// moved it, this one would take for moved by somebody else.
+    /// A later placement of the same workload that still owes memory. It goes first. Otherwise this placement would
+    /// take the pages that the later one moved on for moved by somebody else.
     fn owes_memory_above(&self, id: ActionId, workload: &WorkloadId) -> Option<ActionId> {
         let owes = |(later, laid): &(&ActionId, &Laid)| {
             **later > id && laid.workload == *workload && laid.threads_back
@@ -407,10 +377,14 @@ impl ThreadPlacement {
         self.laid.iter().rev().find(owes).map(|(later, _)| *later)
     }
 
-    /// Goes on with threads and then memory.
+    /// Goes on with threads, then with memory.
+    ///
+    /// Memory moves as [`crate::page_moves`] does it: up to `memory_bytes` of pages elsewhere go to the nodes of the
+    /// CPUs. A process with a place of its own moves private memory only, to its node. Placing threads takes
+    /// microseconds, so it comes first, as does freeing them. If no memory lies elsewhere, only threads are placed.
     fn advance_all(&mut self, record: &UndoRecord, direction: Direction) -> Result<Progress, PlatformError> {
         let id = record.action.id;
-        // What was turned round begins with its threads again.
+        // After a change of direction the threads come first again.
         if self
             .threads_done
             .get(&id)
@@ -427,7 +401,7 @@ impl ThreadPlacement {
         }
         if direction == Direction::Undo {
             self.in_force.remove(&id);
-            // What lies below can go now. Memory may find no room where it was for as long as others need that.
+            // The placement below may be undone now. Memory may wait long for room at its old place.
             if let Some(laid) = self.laid.get_mut(&id) {
                 laid.threads_back = true;
             }
@@ -466,7 +440,7 @@ impl ThreadPlacement {
         }
     }
 
-    /// Whether its threads were given back and only memory is still to come back.
+    /// Whether its threads were given back and only memory has to come back.
     fn has_threads_back(&self, id: ActionId) -> bool {
         self.laid.get(&id).is_some_and(|laid| laid.threads_back)
     }
@@ -525,7 +499,7 @@ impl Effector for ThreadPlacement {
         }
         let (id, workload) = (record.action.id, &record.action.workload);
         if let Some(later) = self.over(id, workload) {
-            // Sent back on before its undo could begin: it is on.
+            // Apply came again before the undo could begin: the placement is in force.
             if direction == Direction::Apply && !self.tasks.contains_key(&id) {
                 if let Some(placed) = self.in_force.get(&id) {
                     return Ok(Progress {
@@ -537,7 +511,7 @@ impl Effector for ThreadPlacement {
                     });
                 }
             }
-            // Its threads have the masks of the later one: taken for somebody else's, they would never be given back.
+            // Its threads have the masks of the later one. They would pass for somebody else's and never be given back.
             return Err(PlatformError::Busy {
                 what: format!("placement of the threads of {workload} (action {id})"),
                 why: format!("action {later} lies over it"),
@@ -581,7 +555,7 @@ impl Effector for ThreadPlacement {
         let id = record.action.id;
         if let Some(plan) = self.plan_of_this_boot(record) {
             if !self.tasks.contains_key(&id) && !self.has_threads_back(id) {
-                // It was left with all threads placed, so one that is not was set free by somebody since.
+                // All its threads were placed. A thread that is not has since been set free by somebody.
                 let complete = plan.processes.keys().copied().collect();
                 self.inherit(record, Reached::Made);
                 self.in_force
@@ -604,11 +578,11 @@ impl Effector for ThreadPlacement {
         let Ok(machine) = Cpus::read(&self.root) else {
             return Vec::new();
         };
-        // Placements take turns, so that one of many threads does not keep the others from being looked at.
+        // Placements take turns, so that one with many threads does not keep the others from being checked.
         let last = self.reviewed;
         let (first, second): (Vec<ActionId>, Vec<ActionId>) =
             self.in_force.keys().copied().partition(|id| Some(*id) > last);
-        // Whose CPUs are all offline has been set free by the kernel, which says nothing of what lies below either.
+        // If all its CPUs are offline, the kernel set the threads free. That proves nothing about a placement below.
         let offline: BTreeSet<WorkloadId> = self
             .in_force
             .values()
@@ -658,7 +632,12 @@ impl Effector for ThreadPlacement {
     }
 }
 
-/// How the threads are to be kept.
+/// How the threads are kept.
+///
+/// Where a workload is alone in a control group whose cpuset nobody set, `cpuset.cpus` can serve. Every new process in
+/// the group falls under it, whoever starts it. But a person's later `taskset` to other CPUs fails with EINVAL; with
+/// masks it simply wins. So `auto` (the default) takes the cpuset only if the processes have several parents outside
+/// the workload. Newcomers would then not inherit a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
     Auto,
@@ -666,7 +645,8 @@ enum Means {
     Cpuset,
 }
 
-/// What an action asks for beside the CPUs.
+/// Arguments of an action, all optional: `means` (`auto`, `threads`, `cpuset`), `split_by` (`process`), `memory`
+/// (`all`, `private`). With `memory`: `memory_bytes`, and `page_placement`'s for pace and large pages.
 struct Wishes {
     means: Means,
     /// Each process on one last-level cache.
@@ -750,7 +730,6 @@ impl Wishes {
     }
 }
 
-/// Progress of threads and of the pages that go along with them.
 fn both(threads: Progress, pages: Progress) -> Progress {
     let mut skipped = threads.skipped;
     for (reason, count) in pages.skipped {
@@ -765,7 +744,7 @@ fn both(threads: Progress, pages: Progress) -> Progress {
     }
 }
 
-/// The nodes of CPUs, of those that have memory, ascending.
+/// The nodes of these CPUs that have memory, ascending.
 fn nodes_of(root: &Root, cpus: &CpuMask) -> Vec<u32> {
     let nodes = files::numbered(root, NODES, "node");
     let of = |node: &u32| {
@@ -778,7 +757,6 @@ fn nodes_of(root: &Root, cpus: &CpuMask) -> Vec<u32> {
     nodes.into_iter().filter(of).collect()
 }
 
-/// The place of one process.
 struct OwnPlace {
     cpus: CpuMask,
     node: u32,
@@ -792,8 +770,9 @@ struct Domain {
     left: f64,
 }
 
-/// Deals the processes out to the last-level caches among these CPUs: as many to each as it has cores, the oldest process
-/// first, each where most of its private memory is, else where most room is.
+/// Deals the processes out to the last-level caches among these CPUs (`split_by` = `process`): as many to each as it
+/// has cores, oldest first. Each goes where most of its private memory is, else where most room is. Newcomers inherit
+/// the mask of their parent, and undo restores their mask like all others.
 fn assign(
     root: &Root,
     ours: &CpuMask,
@@ -857,14 +836,12 @@ fn assign(
     Ok(out)
 }
 
-/// The CPUs of the machine.
 struct Cpus {
     online: CpuMask,
     possible: CpuMask,
-    /// Out of the reach of a program about which nobody said anything: isolated when the machine was booted, or given to a
-    /// partition of cpusets.
+    /// Isolated at boot, or given to a partition of cpusets. Ordinary programs do not run there.
     isolated: CpuMask,
-    /// That, or kept free of timer ticks.
+    /// The isolated CPUs, and the CPUs kept free of timer ticks.
     set_aside: CpuMask,
 }
 
@@ -886,8 +863,7 @@ impl Cpus {
     }
 }
 
-/// The CPUs of the target, if they can be one. `all`: the target is the whole machine, of which what was set aside is left
-/// out.
+/// The CPUs of the target, if they are a valid one. `all`: the target is the whole machine, minus the CPUs set aside.
 fn checked_target(action: &Action, machine: &Cpus, all: bool) -> Result<CpuMask, PlatformError> {
     let Target::Cpus(cpus) = &action.target else {
         return Err(rejected("the target", "CPUs expected"));
@@ -916,7 +892,7 @@ fn checked_target(action: &Action, machine: &Cpus, all: bool) -> Result<CpuMask,
     Ok(ours)
 }
 
-/// The CPUs that a process may use when nobody restricted it; or who did.
+/// The CPUs that a process may use when nobody restricted it. The error names the restriction.
 fn free_for(root: &Root, id: ProcessId, machine: &Cpus) -> Result<CpuMask, PlatformError> {
     let everywhere = machine.online.without(&machine.isolated);
     let Some((allowed, group)) = cpuset::allowed(root, id.pid) else {
@@ -926,7 +902,7 @@ fn free_for(root: &Root, id: ProcessId, machine: &Cpus) -> Result<CpuMask, Platf
     if offered == everywhere {
         return Ok(everywhere);
     }
-    // The room in which homeostat itself lives is the machine that it was given.
+    // The cpuset in which homeostat lives is the machine that it was given.
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     if cpuset::allowed(root, own).is_some_and(|(ours, _)| everywhere.and(&ours) == offered) {
         return Ok(offered);
@@ -940,20 +916,18 @@ fn free_for(root: &Root, id: ProcessId, machine: &Cpus) -> Result<CpuMask, Platf
     })
 }
 
-/// The masks of the threads of one process.
 struct Masks {
     /// That of the main thread.
     main: CpuMask,
-    /// Threads with another one, by number and start time.
+    /// Threads with another mask, by number and start time.
     odd: BTreeMap<(i32, u64), CpuMask>,
     count: u64,
 }
 
-/// Reads the masks of all threads; `None` when the process ended.
+/// Reads the masks of all threads. `None` when the process ended.
 ///
 /// # Errors
-/// `Conflict` when a thread may not run on all of `free`, or, where a placement lies `below`, has not the mask that this gave
-/// it: somebody restricted it.
+/// `Conflict` when somebody restricted a thread: it may not run on all of `free`, or lacks the mask of `below`.
 fn masks_of(
     root: &Root,
     id: ProcessId,
@@ -964,7 +938,7 @@ fn masks_of(
     let Some(threads) = threads_of(root, id)? else {
         return Ok(None);
     };
-    // Where CPUs can still come, the call shows less of a mask than there is.
+    // If CPUs can still be added, the call shows less than the whole mask.
     let whole = machine.possible != machine.online;
     let mut masks: Option<Masks> = None;
     for thread in threads {
@@ -974,7 +948,7 @@ fn masks_of(
             Err(error) => return Err(numa_error(id, error)),
         };
         let (is_as_left, expected) = match below {
-            // Who came since and did not inherit it is as free as the others were.
+            // A newcomer that did not inherit the mask is as free as the others were.
             Some(plan) if !plan.processes.contains_key(&id) && free.is_within(&seen) => (true, free),
             Some(plan) => (
                 plan.is_ours(id, &seen, &machine.online),
@@ -1023,7 +997,7 @@ fn masks_of(
     Ok(masks)
 }
 
-/// `Cpus_allowed` of a thread, with CPUs that are offline; `None` when it ended.
+/// `Cpus_allowed` of a thread, with CPUs that are offline. `None` when it ended.
 fn whole_mask(root: &Root, pid: i32, thread: i32) -> Option<CpuMask> {
     let text = files::text(root, &format!("/proc/{pid}/task/{thread}/status"))?;
     let mask = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:"))?;
@@ -1039,7 +1013,7 @@ fn thread_start(root: &Root, pid: i32, thread: i32) -> Option<u64> {
     Some(parse_stat(&text)?.start_ticks)
 }
 
-/// Threads of the process; `None` when it ended.
+/// Threads of the process. `None` when it ended.
 fn threads_of(root: &Root, id: ProcessId) -> Result<Option<Vec<i32>>, PlatformError> {
     let gone = |e: &PlatformError| matches!(e, PlatformError::Vanished { .. });
     let entries = match fs::read_dir(root.path(&format!("/proc/{}/task", id.pid))) {
@@ -1059,8 +1033,7 @@ fn threads_of(root: &Root, id: ProcessId) -> Result<Option<Vec<i32>>, PlatformEr
             },
         }
     }
-    // Only now: it was this process all the time if it still is. A process whose main thread has ended lives on in the
-    // others.
+    // Checked last: if it is still the same process, it was so all the time. It may outlive its main thread.
     match Kin::read(root, id.pid) {
         Some(kin) if kin.start_ticks == id.start_ticks && (!kin.ended || threads.len() > 1) => {
             Ok(Some(threads))
@@ -1090,7 +1063,7 @@ impl Kin {
     }
 }
 
-/// The control group of a process that names it, of those that hold not everything.
+/// The control group that names a process. Groups that hold everything do not count.
 fn own_group(root: &Root, pid: i32) -> Option<String> {
     let text = files::text(root, &format!("/proc/{pid}/cgroup"))?;
     let path = |mark: &str| {
@@ -1101,7 +1074,7 @@ fn own_group(root: &Root, pid: i32) -> Option<String> {
     path("0::").or_else(|| path(":name=systemd:")).map(str::to_owned)
 }
 
-/// Now, as start times are counted.
+/// Now, in the unit of start times.
 fn now_ticks(root: &Root) -> u64 {
     let uptime = topology::uptime(root).map_or(0.0, |t| t.as_secs_f64());
     (uptime * rustix::param::clock_ticks_per_second() as f64) as u64
@@ -1134,24 +1107,23 @@ fn odd_from(text: &str) -> Option<BTreeMap<(i32, u64), CpuMask>> {
     Some(odd)
 }
 
-/// What the record says.
 struct Plan {
     workload: WorkloadId,
     /// All CPUs of the placement.
     ours: CpuMask,
-    /// Those of processes with a place of their own; empty when all have the same.
+    /// CPUs of processes with a place of their own. Empty when all have the same.
     own: BTreeMap<ProcessId, CpuMask>,
     /// The masks that threads get, each once.
     masks: Vec<CpuMask>,
-    /// Processes with the mask found, and that of threads which had another.
+    /// Processes with the mask found, and the differing masks of single threads.
     processes: BTreeMap<ProcessId, Found>,
-    /// For those born since.
+    /// For newcomers.
     found: CpuMask,
     /// The mask from before the placement that this one lies over.
     natural: Option<CpuMask>,
     /// The placement that it lies over.
     over: Option<ActionId>,
-    /// Start time from which on a process may be one born since.
+    /// Earliest start time of a newcomer.
     since: u64,
     sessions: BTreeSet<i32>,
     groups: BTreeSet<String>,
@@ -1208,7 +1180,7 @@ impl Plan {
                     2 => 2,
                     _ => return Err(wrong("cpuset.version")),
                 };
-                // Whatever the record says, nothing but a cpuset is ever written.
+                // Whatever the record says, homeostat writes to cpusets only.
                 if !path.starts_with("/sys/fs/cgroup/") || path.split('/').any(|part| part == "..") {
                     return Err(wrong("cpuset"));
                 }
@@ -1259,7 +1231,7 @@ impl Plan {
         })
     }
 
-    /// The mask of a process's threads; `None` for one that was born since and has that of its parent, whichever it is.
+    /// The mask of a process's threads. `None` for a newcomer, which has the mask of its parent, whichever that is.
     fn ours_of(&self, id: ProcessId) -> Option<&CpuMask> {
         if self.own.is_empty() {
             return Some(&self.ours);
@@ -1267,19 +1239,19 @@ impl Plan {
         self.own.get(&id)
     }
 
-    /// Whether a process of the record has the mask that it got, as far as its main thread shows.
+    /// Whether a process of the record has its given mask, judged by its main thread.
     fn is_seen(&self, online: &CpuMask) -> bool {
         let has_ours =
             |id: &ProcessId| numa::affinity(id.pid).is_ok_and(|mask| self.is_ours(*id, &mask, online));
         self.processes.keys().any(has_ours)
     }
 
-    /// The mask from before all placements, as the oldest process had it.
+    /// The mask of the oldest process before all placements.
     fn natural(&self) -> &CpuMask {
         self.natural.as_ref().unwrap_or(&self.found)
     }
 
-    /// What was found is what was found before the placement below.
+    /// Takes the mask from before the lower placement for the mask found.
     fn forget_what_lay_below(&mut self) {
         let Some(natural) = self.natural.clone() else {
             return;
@@ -1291,14 +1263,13 @@ impl Plan {
         self.found = natural;
     }
 
-    /// Whether a thread has the mask that it had before: that found, or, of a process that was born since and inherited
-    /// nothing, the one from before all placements.
+    /// Whether a thread has its old mask: the one found, or for a newcomer that inherited nothing the first of all.
     fn is_free(&self, root: &Root, id: ProcessId, thread: i32, seen: &CpuMask, online: &CpuMask) -> bool {
         *seen == self.found_of(root, id, thread).and(online)
             || (!self.processes.contains_key(&id) && *seen == self.natural().and(online))
     }
 
-    /// Whether a thread of that process has the mask that it got from us, directly or by its birth.
+    /// Whether a thread of that process has homeostat's mask, directly or by inheritance.
     fn is_ours(&self, id: ProcessId, seen: &CpuMask, online: &CpuMask) -> bool {
         match self.ours_of(id) {
             Some(ours) => *seen == ours.and(online),
@@ -1306,7 +1277,7 @@ impl Plan {
         }
     }
 
-    /// The mask found of a thread. Those of processes that were born since are as the oldest process was.
+    /// The mask found of a thread. A newcomer gets that of the oldest process.
     fn found_of(&self, root: &Root, id: ProcessId, thread: i32) -> &CpuMask {
         let Some(found) = self.processes.get(&id) else {
             return &self.found;
@@ -1319,17 +1290,17 @@ impl Plan {
             .unwrap_or(&found.mask)
     }
 
-    /// Whether a process that is not in the record belongs to those of it: born since, and a descendant of one of them; or
-    /// in one of their sessions or in their control group, and not started from within it (an orphan, whose parents are
-    /// gone, or started by a service manager). Who is started from a shell beside them is not: a person may have given it
-    /// the same mask. After a crash this is all that tells who inherited ours.
+    /// Whether a process outside the record is a newcomer: started since, and a descendant of a process in the record.
+    /// A process in one of their sessions or control groups counts, too, unless its parent is in the same one. That is
+    /// an orphan, or started by a service manager. A process from a shell in that place does not count: a person may
+    /// have given it the same mask. After a crash only this tells who inherited the mask.
     fn is_newcomer(&self, root: &Root, pid: i32) -> Option<ProcessId> {
         let kin = Kin::read(root, pid)?;
         let id = ProcessId {
             pid,
             start_ticks: kin.start_ticks,
         };
-        // Both are counted in ticks from the same clock, and one of them may be rounded up.
+        // Both count ticks of the same clock, and one of them may be rounded up.
         if kin.ended || kin.start_ticks + 1 < self.since || self.processes.contains_key(&id) {
             return None;
         }
@@ -1358,7 +1329,7 @@ impl Plan {
         (self.groups.contains(&group) && own_group(root, kin.parent).as_ref() != Some(&group)).then_some(id)
     }
 
-    /// Processes born since that have our mask, but for those that another placement holds.
+    /// Newcomers with homeostat's mask, except those that another placement holds.
     fn born_since(&self, root: &Root, online: &CpuMask, claimed: &BTreeSet<ProcessId>) -> Vec<ProcessId> {
         let masks: Vec<CpuMask> = self.masks.iter().map(|mask| mask.and(online)).collect();
         files::numbered(root, "/proc", "")
@@ -1371,7 +1342,7 @@ impl Plan {
     }
 }
 
-/// What one visit to a process met, in threads.
+/// Threads met by one visit to a process.
 #[derive(Default)]
 struct Visit {
     /// As they should be.
@@ -1382,14 +1353,13 @@ struct Visit {
 }
 
 impl Visit {
-    /// Whether every thread had been as it should be before the visit.
+    /// Whether every thread was right before the visit.
     fn is_complete(&self) -> bool {
         self.changed == 0 && self.skipped.is_empty() && !self.gone
     }
 }
 
-/// Places the threads of one process. `complete`: all of them were seen to be placed before, so that one which is not
-/// was set free by somebody.
+/// Places the threads of one process. `complete`: all were placed before, so somebody set a free thread free.
 fn place(
     root: &Root,
     plan: &Plan,
@@ -1405,7 +1375,7 @@ fn place(
     let goal = plan.ours_of(id);
     let ours = goal.unwrap_or(&plan.ours).and(&machine.online);
     if ours.is_empty() {
-        // The kernel has set them free; when the CPUs come back they may be placed again.
+        // The kernel has set them free. When the CPUs come back they may be placed again.
         visit.skipped.insert(OFFLINE, threads.len() as u64);
         return Ok(visit);
     }
@@ -1422,7 +1392,7 @@ fn place(
         let is_free = plan.is_free(root, id, thread, &seen, &machine.online);
         let Some(goal) = goal.filter(|_| is_free && !complete) else {
             if is_free && goal.is_none() {
-                // Born since, and did not inherit a place: which of them would be a guess.
+                // A newcomer that did not inherit a place. To choose one would be a guess.
                 visit.right += 1;
                 continue;
             }
@@ -1442,14 +1412,14 @@ fn place(
     Ok(visit)
 }
 
-/// Gives the threads of one process their masks back, of those that have ours.
+/// Gives the threads of one process that have homeostat's mask their old masks back.
 fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<Visit, PlatformError> {
     let mut visit = Visit::default();
     let Some(threads) = threads_of(root, id)? else {
         visit.gone = true;
         return Ok(visit);
     };
-    // What goes back to the mask of a placement below is to be on no other CPUs meanwhile.
+    // A thread that goes back to the mask of a placement below must not run on other CPUs meanwhile.
     let in_root = plan.natural.is_some()
         || files::text(root, &format!("/proc/{}/cpuset", id.pid)).is_none_or(|path| path == "/");
     for thread in threads {
@@ -1475,11 +1445,11 @@ fn give_back(root: &Root, plan: &Plan, id: ProcessId, machine: &Cpus) -> Result<
     Ok(visit)
 }
 
-/// Gives one thread its mask back. `false`: it got what the kernel allows now, which is not what was found.
+/// Gives one thread its mask back. `false`: it got what the kernel allows now, which differs from the mask found.
 fn free_thread(thread: i32, found: &CpuMask, machine: &Cpus, in_root: bool) -> Result<bool, NumaError> {
     let wanted = found.and(&machine.online);
     let everywhere = found.or(&machine.possible.without(&machine.isolated));
-    // Below a cpuset the kernel cuts the mask, and gives more when the cpuset grows, if more was asked for.
+    // Below a cpuset the kernel cuts the mask. When the cpuset grows, the thread gets more only if more was asked for.
     if !in_root {
         numa::set_affinity(thread, &everywhere)?;
         if numa::affinity(thread)? == wanted {
@@ -1488,14 +1458,14 @@ fn free_thread(thread: i32, found: &CpuMask, machine: &Cpus, in_root: bool) -> R
     }
     match numa::set_affinity(thread, found) {
         Ok(()) => {}
-        // None of those CPUs is there any more: free to run everywhere, as the kernel itself does when a CPU goes.
+        // None of those CPUs is left. The thread may run everywhere, as the kernel itself does when a CPU goes offline.
         Err(NumaError::Invalid) => numa::set_affinity(thread, &everywhere)?,
         Err(error) => return Err(error),
     }
     Ok(numa::affinity(thread)? == wanted)
 }
 
-/// The way to one direction. Everything in it can be had again from the record and the machine.
+/// The way to one direction. Everything in it can be rebuilt from the record and the machine.
 struct Task {
     plan: Plan,
     direction: Direction,
@@ -1508,9 +1478,9 @@ struct Task {
     skipped: BTreeMap<&'static str, u64>,
     living: bool,
     complete: BTreeSet<ProcessId>,
-    /// Processes born since that belong to those of the record: as the reviews saw them, or with our mask.
+    /// Newcomers: as the reviews saw them, or with homeostat's mask.
     newcomers: Vec<ProcessId>,
-    /// Processes of other placements: in one login session and on the same CPUs they look like newcomers.
+    /// Processes of other placements. In the same login session and on the same CPUs they would pass for newcomers.
     claimed: BTreeSet<ProcessId>,
 }
 
@@ -1593,7 +1563,7 @@ impl Task {
         if self.direction == Direction::Apply && !self.living {
             return Err(vanished(&self.plan.workload));
         }
-        // What was changed in this round is seen in the next: threads that were born meanwhile, and whether it holds.
+        // The next round checks the changes of this one: threads born meanwhile, and whether the masks hold.
         if self.changed == 0 {
             return Ok(self.progress(true));
         }
@@ -1635,7 +1605,7 @@ impl Task {
         let write = |list: &str| group.set_cpus(root, list).map_err(|e| group_error(group, &e));
         match self.direction {
             Direction::Apply if is_ours => {}
-            // It was ours, and is not any more.
+            // It was homeostat's, and is not any more.
             Direction::Apply if !self.complete.is_empty() || !is_found => return Err(conflict()),
             Direction::Apply => {
                 write(&ours)?;
@@ -1696,14 +1666,13 @@ impl Task {
     }
 }
 
-/// Whether a list of CPUs is that set, but for CPUs that are offline: version 1 of the control groups forgets those.
+/// Whether a list of CPUs is that set, apart from offline CPUs: version 1 of the control groups forgets those.
 fn same_cpus(list: &str, cpus: &CpuMask, machine: &Cpus) -> bool {
     CpuMask::from_list(list)
         .is_some_and(|now| now == *cpus || (now.is_within(cpus) && now == cpus.and(&machine.online)))
         && !list.is_empty()
 }
 
-/// A placement that was applied by this process.
 struct InForce {
     plan: Plan,
     complete: BTreeSet<ProcessId>,
@@ -1725,12 +1694,12 @@ impl InForce {
         }
     }
 
-    /// Looks whether everything is as it was left, and places new processes of the workload that belong to those of the
-    /// record. What they get and what an undo finds again is the same by [`Plan::is_newcomer`].
+    /// Checks that everything is as it was left, and places new processes of the workload. [`Plan::is_newcomer`]
+    /// decides both here and in an undo, so the undo finds every process placed here.
     fn review(&mut self, root: &Root, machine: &Cpus, members: &[ProcessId], begun: Instant) {
         let ours = self.plan.ours.and(&machine.online);
         if ours.is_empty() {
-            // The kernel has set the threads free; when the CPUs come back they may be placed again.
+            // The kernel has set the threads free. When the CPUs come back they may be placed again.
             self.complete.clear();
             return;
         }
@@ -1770,7 +1739,7 @@ impl InForce {
                     self.overruled = Some(error.to_string());
                     return;
                 }
-                // The next review looks again.
+                // The next review checks again.
                 Err(_) => {}
             }
             if begun.elapsed() >= REVIEW_MAX {

@@ -1,4 +1,4 @@
-//! One moment of a group: what it uses, what it may use, and what is taken away from it.
+//! One check of a group: its use, its allowance, and the reclaim of the excess.
 
 use homeostat_kernel::Root;
 use homeostat_sensors::memory_group::{MemoryGroup, UNLIMITED_FROM};
@@ -6,34 +6,35 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A group is to grow by this share of its limit from one moment to the next: what lies between that and the limit is taken away.
+/// Divisor of the limit: a group may grow by this share between two checks, so that much below the limit is taken away.
 pub(super) const GROWTH: u64 = 4;
 pub(super) const MIB: u64 = 1 << 20;
 
-/// What ends a limit in version 1.
+/// Removes a limit in version 1.
 const UNLIMITED: &[u8] = b"-1";
 
-/// What is written as a limit is so much less than whole MiB, which hardly anybody else does: a page, since the kernel rounds to pages.
+/// Homeostat's limits are a page below whole MiB: the kernel rounds to pages, and hardly anybody else writes that.
 pub(super) fn less() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// What is read and written again and again stays open.
+/// Files that stay open because they are read and written again and again.
 pub(super) struct Files {
     usage: File,
     limit: File,
 }
 
-/// What a group is left with that may grow to `allowed`, holds so much that cannot be dropped, and has grown by so much at a time.
+/// Use to leave a group with this allowance, undroppable memory and recent growth. A fast reader grows in leaps of
+/// read-ahead. It is left with less by its growth, to come to its limit and not beyond. [`GROWTH`] stays droppable.
 pub(super) fn tight(allowed: u64, held: u64, limit: u64, growth: u64) -> u64 {
     let least = limit / GROWTH;
     let most = allowed.saturating_sub(held).saturating_sub(least).max(least);
     (allowed.saturating_sub(growth.clamp(least, most)) / MIB * MIB).saturating_sub(less())
 }
 
-/// Whether a limit is one that is in force for a moment, which a daemon that was killed in it has left.
+/// Whether a limit is a momentary one, left by a daemon killed at that moment.
 pub(crate) fn is_of_a_moment(found: u64) -> bool {
-    // What version 1 shows where nothing limits is a page less than whole MiB as well.
+    // An unlimited group of version 1 also shows a page less than whole MiB.
     found < UNLIMITED_FROM && (found + less()) % MIB == 0
 }
 
@@ -55,12 +56,10 @@ impl Files {
         Self { usage, limit }
     }
 
-    /// The limit that is in force.
     pub(super) fn limit(&self) -> io::Result<u64> {
         Self::number(&self.limit)
     }
 
-    /// Ends a limit.
     pub(super) fn lift(&self) -> io::Result<()> {
         self.limit.write_all_at(UNLIMITED, 0)
     }
@@ -78,16 +77,16 @@ impl Files {
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no number"))
     }
 
-    /// Takes memory away until no more than this is left; false where the kernel finds nothing more.
+    /// Reclaims until no more than this is left. False if the kernel finds nothing more.
     fn take(&self, bytes: u64) -> io::Result<bool> {
         match self.limit.write_at(bytes.to_string().as_bytes(), 0) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(false),
-            // It has taken what it could until then, and set nothing.
+            // Interrupted: the kernel reclaimed what it could until then, and set nothing.
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(e) => return Err(e),
         }
-        // Lifted also when a signal comes now, and where it cannot be read; not where somebody else has set another one in between.
+        // Lifted despite a signal or an unreadable limit, but not if somebody else has set another one in between.
         if self.limit().map_or(true, |now| now == bytes) {
             self.lift()?;
         }
@@ -95,7 +94,7 @@ impl Files {
     }
 }
 
-/// What a look needs to know.
+/// Input of a check.
 pub(super) struct View {
     pub(super) root: Root,
     pub(super) group: MemoryGroup,
@@ -103,14 +102,14 @@ pub(super) struct View {
     pub(super) allowed: u64,
     pub(super) held: u64,
     pub(super) growth: u64,
-    /// What cannot be dropped is to be looked at in any case, or where the group is above what it is allowed or left with little.
+    /// Measure undroppable memory in any case, or if the group is above its allowance or left with little.
     pub(super) asks: bool,
     pub(super) asks_above: bool,
-    /// What the kernel did not find is to be looked for again.
+    /// Try again for memory that the kernel did not find.
     pub(super) forgets: bool,
 }
 
-/// What a group may use of which so much cannot be dropped: that is left to it besides, where it is much.
+/// Allowance of a group: its limit, plus its undroppable memory if that is more than half of the limit.
 pub(super) fn allowed(held: u64, limit: u64) -> u64 {
     if held > limit / 2 {
         held.saturating_add(limit)
@@ -119,8 +118,8 @@ pub(super) fn allowed(held: u64, limit: u64) -> u64 {
     }
 }
 
-/// What a group may use when the kernel found nothing more and has left so much. What has just been read ahead cannot be dropped for
-/// some milliseconds: where as much as half of the limit is free beside it, all is well, and [`tight`] leaves a quarter beside it.
+/// Allowance if the kernel found nothing more and left so much. Fresh read-ahead cannot be dropped for some
+/// milliseconds. So half of the limit as free room is enough, and [`tight`] leaves a quarter.
 pub(super) fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
     if left.saturating_add(limit / 2) > allowed {
         left.saturating_add(limit)
@@ -129,7 +128,7 @@ pub(super) fn allowed_when_stuck(allowed: u64, left: u64, limit: u64) -> u64 {
     }
 }
 
-/// What has come of one moment.
+/// Result of one moment.
 pub(super) enum Moment {
     Look(Look),
     /// A limit is in force, perhaps that of the other thread.
@@ -138,17 +137,17 @@ pub(super) enum Moment {
     },
 }
 
-/// What one moment has found.
+/// Findings of one moment.
 pub(super) struct Look {
     pub(super) found: u64,
     pub(super) left: u64,
-    /// What cannot be dropped, if that was looked at.
+    /// Undroppable memory, if measured.
     pub(super) held: Option<u64>,
-    /// Whether the kernel found nothing to take any more before all was taken that should be.
+    /// Whether the kernel ran out of memory to take before the goal was reached.
     pub(super) is_stuck: bool,
 }
 
-/// Looks at a group and takes away what it has too much, unless somebody limits it.
+/// Checks a group and reclaims its excess, unless somebody limits it.
 pub(super) fn moment(files: &Files, view: &View) -> io::Result<Moment> {
     let found = Files::number(&files.usage)?;
     let limit = files.limit()?;
@@ -156,12 +155,12 @@ pub(super) fn moment(files: &Files, view: &View) -> io::Result<Moment> {
         let is_of_a_moment = is_of_a_moment(limit);
         return Ok(Moment::Limited { is_of_a_moment });
     }
-    // Whoever is left with little is asked as often as who is above: what is left has to be more than what cannot be dropped.
+    // A group left with little is measured as often as one above: it must keep more than its undroppable memory.
     let is_tight = view.growth > view.limit / GROWTH;
     let asks = view.asks || view.asks_above && (found > view.allowed || is_tight);
     let held = asks.then(|| view.group.held(&view.root)).flatten();
     let now_allowed = held.map_or(view.allowed, |held| allowed(held, view.limit));
-    // What the kernel did not find before is not looked for again at once.
+    // Memory not found before is not tried for at once.
     let (least_held, least_allowed) = if view.forgets {
         (0, 0)
     } else {

@@ -1,29 +1,16 @@
-//! Keeping a control group of version 1 small without a limit that stays.
+//! Keeps a control group of version 1 small without a lasting limit.
 //!
-//! A limit of version 1 (`memory.limit_in_bytes`) cannot be borne by a program that grows: where its group is full of what cannot be
-//! dropped, the kernel ends a process, or, where it must not (`memory.oom_control`), has system calls fail with `ENOMEM` and `EFAULT` and
-//! leaves who touches new memory standing still. Measured: a contained reader that grew by 100 MiB got such errors (docs/file-cache.md).
-//! Version 2 has `memory.high`, which takes memory away and refuses nothing.
+//! A growing program cannot bear a version 1 limit (`memory.limit_in_bytes`). If nothing is left to drop, the kernel
+//! kills a process. Where `memory.oom_control` forbids that, system calls fail with `ENOMEM` and `EFAULT`, and page
+//! faults hang (docs/file-cache.md: a reader grew by 100 MiB). Version 2's `memory.high` refuses nothing.
 //!
-//! So a thread does by hand what that does. A limit below what a group uses is set by the kernel only after it has taken so much
-//! memory away, and not at all where it cannot (`mem_cgroup_resize_max` in Linux `mm/memcontrol.c`); it is lifted again at once. Between
-//! two such moments nothing limits the group, also when the daemon is killed. How far apart they are follows from how fast the group
-//! grows: by [`GROWTH`] of the limit, from one to the next. A fast reader grows by more, in leaps of what its disk reads ahead, and a thread has to wait for
-//! a CPU: so it is left with as much less as it has grown by lately, that it comes to its limit and not beyond.
-//! What cannot be dropped is left to it beside the limit as soon as it is half of that; and [`GROWTH`] of the limit is left that can be, so while one is in force there is always something to drop for
-//! who grows. That is some microseconds, or as long as this thread has to wait for a CPU in between.
+//! A thread does the same by hand. The kernel sets a limit below the use only after it has reclaimed that much, or not
+//! at all (`mem_cgroup_resize_max` in Linux `mm/memcontrol.c`). The thread lifts the limit at once, so between two such
+//! moments nothing limits the group, even after a kill. The next moment comes when the group has grown by [`GROWTH`] of
+//! the limit. A moment lasts microseconds, or while the thread waits for a CPU. So much of the group stays droppable.
 //!
-//! The kernel goes on as long as it finds anything to take, and waits for pages that are being written: beside a group that writes as
-//! much as it reads that may be long. So it is [interrupted](interrupt) then, and takes what it can the next time.
-//!
-//! Who takes memory away the kernel also has wait for a tenth of a second, which nothing interrupts, where all that it came upon is to be
-//! written first (`VMSCAN_THROTTLE_WRITEBACK`): one page of the reader's own output a second is enough. A reader of 3.3 GB/s grows
-//! by 300 MiB meanwhile. So a second thread goes on for the first one as soon as that has been at a group for [`LATE`], and the
-//! other way round. Each has the files open for itself: the kernel lets one at a time use one that is open (`kernfs_fop_write_iter`). The one that is late is
-//! interrupted, so that it sets no limit any more when it comes back, and what it found does not count.
-//!
-//! What the kernel does for that is done on these threads: some 4 % of a CPU beside a reader of 3.3 GB/s (docs/file-cache.md). Under a
-//! limit that stays the reader does it itself.
+//! A second thread takes over as soon as the first has been at a group for [`LATE`], and the other way round. Both cost
+//! some 4 % of a CPU for a reader of 3.3 GB/s (docs/file-cache.md). Otherwise the reader would pay that.
 
 mod look;
 mod pace;
@@ -43,20 +30,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Memory that cannot be dropped is looked at so often …
+/// How often undroppable memory is measured.
 const HELD_EVERY: Duration = Duration::from_millis(200);
-/// … and so often where the group is above what it is allowed: it may be that which has grown, and that is not to be swapped out.
+/// How often if the group is above its allowance: undroppable memory may have grown, and must not be swapped out.
 const HELD_ABOVE_EVERY: Duration = Duration::from_millis(20);
-/// Who has been at a group for so long is gone on for by the other thread, which looks as often whether there is somebody.
+/// After so long at a group the other thread takes over. It checks for that as often.
+///
+/// The kernel makes a reclaimer wait for a tenth of a second, uninterruptibly, if all that it meets must be written
+/// first (`VMSCAN_THROTTLE_WRITEBACK`). One page of the reader's own output a second is enough. A reader of 3.3 GB/s
+/// grows by 300 MiB meanwhile. The late thread is interrupted: it sets no limit, and its result does not count.
 const LATE: Duration = Duration::from_millis(5);
-/// The one who does it, and the one who stands by.
+/// The working thread, and its stand-by.
 const THREADS: usize = 2;
-/// The kernel is interrupted after so long.
+/// The kernel is [interrupted](interrupt) after so long, and continues the next time. It reclaims as long as it finds
+/// anything, and waits for pages under write. In a group that writes as much as it reads that may take long.
 const LONG: Duration = Duration::from_millis(100);
-/// At the end it is waited for so long.
+/// Longest wait for the threads at the end.
 const END: Duration = Duration::from_secs(2);
 
-/// The groups that are kept small, and the threads that do it.
+/// The groups kept small, and the threads that do it.
 #[derive(Default)]
 pub(super) struct Keeper {
     shared: Arc<Shared>,
@@ -66,7 +58,7 @@ pub(super) struct Keeper {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// [`moment`]; another one in a test, which has it take as long as it wants.
+    /// [`moment`]. Tests replace it to control how long it takes.
     moment: Box<OneMoment>,
 }
 
@@ -85,13 +77,12 @@ impl Default for Shared {
 #[derive(Default)]
 struct State {
     groups: BTreeMap<ActionId, Kept>,
-    /// Groups that are being looked at now, without the lock.
+    /// Groups being checked now, without the lock.
     busy: Vec<Busy>,
     is_over: bool,
     counts: KeepCounts,
 }
 
-/// A group that is being looked at now.
 #[derive(Clone, Copy)]
 struct Busy {
     thread: usize,
@@ -106,12 +97,12 @@ struct Busy {
 pub struct KeepCounts {
     /// Groups that are kept small now.
     pub groups: usize,
-    /// How often one was looked at …
+    /// Number of checks.
     pub looks: u64,
-    /// … found more than a quarter above what it is meant to use (its limit, with what cannot be dropped where that is much): by less
-    /// who reads fast is between any two looks …
+    /// Checks that found more than a quarter above the target (the limit, plus undroppable memory if that is much). A
+    /// fast reader is above by less between any two checks.
     pub above: u64,
-    /// … and left with more than it is meant to use, since the kernel had found nothing more to take.
+    /// Checks that left more than the target, because the kernel had found nothing more to take.
     pub stuck: u64,
 }
 
@@ -119,31 +110,31 @@ pub struct KeepCounts {
 struct Kept {
     root: Root,
     group: MemoryGroup,
-    /// Its limit, as it was given …
+    /// Its limit, as it was given.
     limit: u64,
-    /// … and with what cannot be dropped.
+    /// The limit plus undroppable memory.
     allowed: u64,
-    /// What it is meant to use by what was seen last …
+    /// Target use by the last check.
     meant: u64,
-    /// … and what cannot be dropped, or is left to it as if it could not.
+    /// Undroppable memory, or memory treated as such.
     held: u64,
-    /// Open for each thread.
+    /// Open for each thread: the kernel serves one user of an open file at a time (`kernfs_fop_write_iter`).
     files: [Arc<Files>; THREADS],
     pace: Pace,
-    /// Looks that are over: of two at the same time the one that is over first counts.
+    /// Finished checks. Of two at the same time only the one that ends first counts.
     looks: u64,
     due: Instant,
     held_at: Instant,
-    /// How often on end the kernel found nothing more.
+    /// Consecutive checks in which the kernel found nothing more.
     found_nothing: u32,
-    /// Until then what the kernel did not find stays allowed …
+    /// Until then memory that the kernel did not find stays allowed.
     stuck_until: Instant,
-    /// … and so long the next time.
+    /// Length of the next such period.
     stuck_for: Duration,
 }
 
 impl Keeper {
-    /// Starts the threads, to be there when memory is short: then a new one may have to wait for memory itself.
+    /// Starts the threads ahead of need: when memory is short, a new thread may have to wait for memory itself.
     ///
     /// # Errors
     /// No thread can be had.
@@ -174,13 +165,13 @@ impl Keeper {
     ) -> io::Result<()> {
         let open = || Files::open(root, group).map(Arc::new);
         let files: [Arc<Files>; THREADS] = [open()?, open()?];
-        // A daemon that was killed in such a moment has left it.
+        // A daemon killed in such a moment has left it.
         let [first, ..] = &files;
         if is_of_a_moment(first.limit()?) {
             first.lift()?;
         }
         self.stand_by()?;
-        // Of a group that was kept before, much may be what cannot be dropped.
+        // In a group that was kept before, much may be undroppable.
         let held = group.held(root).unwrap_or(limit / 2);
         let now = Instant::now();
         let kept = Kept {
@@ -204,12 +195,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Whether it is kept to a limit now.
     pub(super) fn holds(&self, action: ActionId) -> bool {
         self.shared.hold().groups.contains_key(&action)
     }
 
-    /// Lets go of a group; false while its limit may be in force for a moment yet.
+    /// Lets go of a group. False while its limit may still be in force for a moment.
     pub(super) fn release(&self, action: ActionId) -> bool {
         let mut state = self.shared.hold();
         state.groups.remove(&action);
@@ -217,7 +207,6 @@ impl Keeper {
         !state.busy.iter().any(|busy| busy.action == action)
     }
 
-    /// How well it has gone so far.
     pub(super) fn counts(&self) -> KeepCounts {
         let state = self.shared.hold();
         KeepCounts {
@@ -226,7 +215,7 @@ impl Keeper {
         }
     }
 
-    /// Interrupts the kernel where it has been at a group for long. Called now and then.
+    /// Interrupts the kernel if it has been at a group for too long. Called now and then.
     pub(super) fn watch(&self) {
         for busy in &self.shared.hold().busy {
             if busy.since.elapsed() >= LONG {
@@ -244,7 +233,7 @@ impl Drop for Keeper {
             state.groups.clear();
         }
         self.shared.changed.notify_all();
-        // No limit is left in force: they end after the moment that they are in. The end of the process ends them as well.
+        // No limit is left in force: the threads end after their current moment, or with the process.
         let begun = Instant::now();
         while !self.threads.iter().all(JoinHandle::is_finished) && begun.elapsed() < END {
             for busy in &self.shared.hold().busy {
@@ -259,25 +248,25 @@ impl Drop for Keeper {
 }
 
 impl State {
-    /// Has who is at this group come back without a limit.
+    /// Makes the threads at this group come back without a limit.
     fn interrupt(&self, action: ActionId) {
         for busy in self.busy.iter().filter(|busy| busy.action == action) {
             interrupt(busy.number);
         }
     }
 
-    /// Which group a thread is to look at, and when; `None`: there is none at all.
+    /// The next group for a thread, and when. `None`: there is no group at all.
     fn next(&self, thread: usize, now: Instant) -> Option<(Option<ActionId>, Instant)> {
         let due = |(action, kept): (&ActionId, &Kept)| {
             let of_this = self.busy.iter().filter(|busy| busy.action == *action);
-            // Who stands by does all that is to be done while the other one is late, wherever that is.
+            // The stand-by does all work while the other thread is late, at whatever group.
             let of_any = self.busy.iter().filter(|_| thread != 0);
             let latest = |busy: &Busy| busy.since;
             let since = of_this.map(latest).max().or_else(|| of_any.map(latest).max());
             match since {
                 Some(since) => (Some(*action), kept.due.max(since + LATE)),
                 None if thread == 0 => (Some(*action), kept.due),
-                // Who stands by looks whether the other one is late.
+                // The stand-by checks whether the other thread is late.
                 None => (None, kept.due.max(now) + LATE),
             }
         };
@@ -286,7 +275,7 @@ impl State {
 }
 
 impl KeepCounts {
-    /// Adds a look at a group that is meant to use so much, and may use so much at present.
+    /// Counts a check of a group with this target and this present allowance.
     fn add(&mut self, look: &Look, meant: u64, allowed: u64) {
         self.looks += 1;
         self.above += u64::from(look.found > meant.saturating_add(meant / GROWTH));
@@ -296,7 +285,7 @@ impl KeepCounts {
 
 impl Shared {
     fn hold(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked has at worst not noted what a look has found.
+        // A thread that panicked has at worst not noted the result of a check.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -335,7 +324,7 @@ impl Shared {
         let begun = Instant::now();
         let view = kept.view(begun);
         let (limit, looks) = (kept.limit, kept.looks);
-        // Again each time, for a signal that comes before the call is lost.
+        // Repeated each time, because a signal before the call is lost.
         state.interrupt(action);
         state.busy.push(Busy {
             thread,
@@ -351,13 +340,13 @@ impl Shared {
         let mut state = self.hold();
         state.busy.retain(|busy| busy.thread != thread);
         if thread != 0 {
-            // The first one may have come back, and has gone by when this look began.
+            // The first thread may have come back, and have decided by the state at the start of this check.
             self.changed.notify_all();
         }
         let has_others = state.groups.len() > 1;
         let is_alone = !state.busy.iter().any(|busy| busy.action == action);
         let State { groups, counts, .. } = &mut *state;
-        // It was let go in between, and perhaps held again.
+        // The group was released in between, and perhaps held again.
         let Some(kept) = groups
             .get_mut(&action)
             .filter(|kept| kept.files.get(thread).is_some_and(|now| Arc::ptr_eq(now, &files)))
@@ -369,7 +358,7 @@ impl Shared {
             Ok(Moment::Limited { is_of_a_moment: true }) if is_overtaken || !is_alone => {
                 kept.due = now + PAUSE_MIN;
             }
-            // Somebody's limit, or no group any more: whoever reviews it says so.
+            // Somebody's limit, or no group any more: the review reports it.
             Ok(Moment::Limited { .. }) | Err(_) => {
                 state.interrupt(action);
                 state.groups.remove(&action);
@@ -380,7 +369,7 @@ impl Shared {
             }
             Ok(Moment::Look(look)) => {
                 kept.looks += 1;
-                // Whether more was taken than what it did not find before: that alone tells that it is found again.
+                // Whether the check also tried for memory not found before. Only then a success proves anything.
                 let is_bare = kept.held_at >= kept.stuck_until || view.forgets && look.held.is_some();
                 let pause = kept.pace.next(now, look.found, look.left, limit);
                 kept.due = now + pause.max(rest(spent, now - begun, has_others));
@@ -398,13 +387,13 @@ impl Shared {
                 }
                 kept.found_nothing = found_nothing(kept.found_nothing, &look, is_bare, now - begun);
                 if look.is_stuck && kept.found_nothing < STUCK_AFTER {
-                    // It may be what has just been read ahead: the next look finds it.
+                    // It may be fresh read-ahead: the next check finds it.
                 } else if look.is_stuck {
-                    // To try costs most where nothing is found.
+                    // A try costs most where nothing is found.
                     kept.stuck_until = now + kept.stuck_for;
                     kept.stuck_for = (kept.stuck_for * 2).min(STUCK_MAX);
                     kept.allowed = allowed_when_stuck(kept.allowed, look.left, limit);
-                    // Whatever it is that stays: it is left to the group.
+                    // The group keeps whatever stays.
                     kept.held = kept.held.max(look.left);
                 } else if is_bare && look.left < look.found {
                     kept.stuck_for = STUCK_MIN;
@@ -416,7 +405,7 @@ impl Shared {
     }
 }
 
-/// What this thread has used of CPU time so far.
+/// CPU time of this thread so far.
 fn cpu_time() -> Duration {
     Duration::from_nanos(MonotonicClock.cpu_time().0)
 }

@@ -1,41 +1,39 @@
-//! When a group is looked at again, and what becomes of one of which the kernel finds nothing.
+//! When a group is checked again, and how to treat a group in which the kernel finds nothing.
 
 use crate::keeper::look::{GROWTH, Look};
 use std::time::{Duration, Instant};
 
-/// By how much it has grown most is forgotten by this share with each moment.
+/// The largest growth decays by this share with each check.
 const FORGOTTEN: u64 = 16;
-/// Between two moments at least: with 4 ms a reader of 3.3 GB/s whose disk reads 8 MiB ahead came to 56 MiB in nearly every tenth of a
-/// second, where 37 are meant, with this to 40, for no more CPU time …
+/// Shortest pause. Measured with a reader of 3.3 GB/s, 8 MiB of read-ahead and a target of 37 MiB. With 4 ms it came to
+/// 56 MiB in nearly every tenth of a second. With 1 ms it comes to 40 MiB, for no more CPU time.
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// … and at most: who does nothing now may begin to read.
+/// Longest pause: an idle group may begin to read.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// One is longer than the one before by this share of it at most.
+/// A pause exceeds the one before by this share at most.
 const LONGER: u32 = 4;
-/// Where all that is there has just been read ahead, the kernel finds nothing for some milliseconds (measured: seven times a second beside
-/// a reader of 3.3 GB/s whose disk reads 8 MiB ahead, which comes to 100 MiB where it is let go for 50 ms each time). Only when it
-/// has found nothing so often on end …
+/// Consecutive failures before unfound memory is allowed. If all pages are fresh read-ahead, the kernel finds nothing
+/// for some milliseconds. With that reader this happens seven times a second. With 50 ms each time it came to 100 MiB.
 pub(super) const STUCK_AFTER: u32 = 4;
-/// … what it did not find is left to the group for so long, and twice as long each time that nothing is found again …
+/// First period for which unfound memory is allowed. It doubles each time that nothing is found again.
 pub(super) const STUCK_MIN: Duration = Duration::from_millis(50);
-/// … and this at most.
+/// Longest such period.
 pub(super) const STUCK_MAX: Duration = Duration::from_secs(3);
-/// After a look there is a rest of so many times the CPU time that it took: a third of a CPU at most for each group. (With a fifth a
-/// reader of 3.3 GB/s had time to come to 60 MiB several times a second.)
+/// Rest after a check, in multiples of its CPU time: a third of a CPU at most for each group. (At a fifth, a reader of
+/// 3.3 GB/s came to 60 MiB several times a second.)
 pub(super) const REST: u32 = 2;
-/// Beside that the kernel waits for what is being written, the thread for a CPU, and a daemon may have been stopped in the middle
-/// (`SIGSTOP`, the freezer).
-/// So much of that counts at most: other groups are to have their turn, and nobody is let go for minutes.
+/// Most waiting time that counts for a rest: for writes, for a CPU, or because the daemon was stopped (`SIGSTOP`, the
+/// freezer). Other groups get their turn, and no group is left alone for minutes.
 const WAITED_MAX: Duration = Duration::from_secs(1);
 
 /// How fast a group grows.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// When it was looked at last, and what it used then.
+    /// Time and use at the last check.
     at: Instant,
     used: u64,
     pause: Duration,
-    /// By how much it has grown from one look to the next lately: the most of it, and ever less.
+    /// Recent largest growth from one check to the next, decaying.
     pub(super) growth: u64,
 }
 
@@ -49,17 +47,17 @@ impl Pace {
         }
     }
 
-    /// After a look that found so much, when so much is left.
+    /// The pause after a check that found so much and left so much.
     pub(super) fn next(&mut self, now: Instant, found: u64, left: u64, limit: u64) -> Duration {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64().max(1e-4);
         let grown = found.saturating_sub(self.used);
         let rate = grown as f64 / seconds;
-        // What it had used before it was looked at for the first time is no growth.
+        // Use before the first check is no growth.
         if self.used > 0 {
             self.growth = grown.max(self.growth - self.growth / FORGOTTEN);
         }
         let room = (limit / GROWTH) as f64;
-        // Who has stood still begins slowly, too; and a disk that reads ahead delivers in leaps, between which the group stands still.
+        // The pause lengthens slowly: a standing group may just begin, and read-ahead comes in leaps.
         let wanted = if rate > 0.0 {
             Duration::try_from_secs_f64(room / rate).unwrap_or(PAUSE_MAX)
         } else {
@@ -73,22 +71,22 @@ impl Pace {
     }
 }
 
-/// How often on end the kernel has found nothing more, with this look, which took what it had not found before if it is `is_bare`.
+/// Consecutive checks without a find, this one included. `is_bare`: it also tried for memory not found before.
 pub(super) fn found_nothing(before: u32, look: &Look, is_bare: bool, lasted: Duration) -> u32 {
     if look.is_stuck && lasted >= STUCK_MIN {
-        // It has waited for what is being written: that is not what has just been read ahead.
+        // It waited for writes, so this is not fresh read-ahead.
         STUCK_AFTER
     } else if look.is_stuck {
         before.saturating_add(1)
     } else if look.left < look.found && is_bare {
         0
     } else {
-        // Nothing was to be taken, which says nothing.
+        // Nothing had to be taken, which says nothing.
         before
     }
 }
 
-/// How long a group is left alone after a look that used so much CPU time and was over after so long.
+/// How long a group is left alone after a check with this CPU time and duration.
 pub(super) fn rest(spent: Duration, lasted: Duration, has_others: bool) -> Duration {
     let waited = lasted.saturating_sub(spent).min(WAITED_MAX);
     (spent * REST).max(if has_others { waited * REST } else { waited })

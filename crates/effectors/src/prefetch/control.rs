@@ -1,4 +1,4 @@
-//! Where the switch of the hardware prefetcher is on this processor, and one CPU's access to it.
+//! The switch of the hardware prefetcher on each kind of processor, and access to it on one CPU.
 //!
 //! | processor | register | bits that are set | source |
 //! |---|---|---|---|
@@ -7,11 +7,11 @@
 //! | AMD from family 19h | MSR 0xC0000108, one per core | 0-3 and 5: L1 stream, stride, region; L2 stream, up/down | AMD PPR for family 19h, Core::X86::Msr::PrefetchControl; there when CPUID 8000_0021 EAX bit 13 is set |
 //! | IBM POWER7 and later | DSCR, per hardware thread, `/sys/devices/system/cpu/cpuN/dscr` | field 0-2 (depth) = 1, no prefetch | Power ISA, DSCR; Linux Documentation/arch/powerpc/dscr.rst |
 //!
-//! What the tables do not name is not touched: the adaptive prefetcher of newer Intel cores (bit 5) stays on, since it is
-//! not documented for all of them; the prefetchers of efficiency cores have other registers.
+//! Other switches stay: the adaptive prefetcher of newer Intel cores (bit 5) is not documented for all of them, and
+//! efficiency cores have other registers.
 //!
-//! Writing an MSR marks the kernel as tainted (flag S, "out of specification") until the next boot, whoever does it: the
-//! one trace that no undo takes back. It is only done where a person allowed it: with `msr.allow_writes=on`.
+//! An MSR write by anybody taints the kernel until the next boot (flag S, "out of specification"). No undo removes this
+//! one trace, so a person must have allowed it with `msr.allow_writes=on`.
 
 use homeostat_kernel::bytes::{chosen, hexadecimal, list};
 use homeostat_kernel::{Root, files};
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Which register holds the switch.
+/// The register that holds the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
     /// A model-specific register, through `/dev/cpu/N/msr`. SMT siblings share it.
@@ -40,7 +40,7 @@ impl std::fmt::Display for Register {
 }
 
 impl Register {
-    /// The reverse of its display; `None` for a register that this version does not write.
+    /// The reverse of its display. `None` for a register that this version does not write.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Msr(INTEL_MSR), Self::Msr(AMD_MSR), Self::Dscr]
             .into_iter()
@@ -51,17 +51,17 @@ impl Register {
 /// The switch of one kind of processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// Where it is.
+    /// Its register.
     pub register: Register,
-    /// The bits that are about prefetch. All zero: on, as the processor starts.
+    /// The bits about prefetch. All zero: on, as the processor starts.
     pub field: u64,
-    /// What those bits are when it is off.
+    /// These bits when prefetch is off.
     pub off: u64,
     /// The processors, for people.
     pub name: &'static str,
 }
 
-/// What a value of the register says.
+/// Meaning of a register value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// All prefetchers on, as the processor starts.
@@ -74,7 +74,7 @@ pub enum State {
 
 const INTEL_MSR: u32 = 0x1A4;
 const AMD_MSR: u32 = 0xC000_0108;
-/// CPUID leaf 8000_0021, bit of EAX that says that the register is there (AMD APM volume 3).
+/// CPUID leaf 8000_0021, bit of EAX for the presence of the register (AMD APM volume 3).
 const AMD_LEAF: u64 = 0x8000_0021;
 const AMD_LEAF_BIT: u32 = 1 << 13;
 
@@ -124,7 +124,7 @@ impl Control {
         }
     }
 
-    /// What a value says.
+    /// The meaning of a register value.
     pub fn state(&self, value: u64) -> State {
         match value & self.field {
             0 => State::On,
@@ -139,40 +139,40 @@ impl Control {
     }
 }
 
-/// Why a register could not be read or written, typed by what follows from it.
+/// Why a register could not be read or written, by consequence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// The CPU is not online (or went away just now).
     #[error("the CPU is not online")]
     Offline,
-    /// The driver is not there.
+    /// The driver is missing.
     #[error("{0} is absent")]
     Absent(String),
-    /// A privilege is missing, or the kernel is locked down, or writes are switched off.
+    /// A privilege is missing, the kernel is locked down, or writes are switched off.
     #[error("not permitted ({0})")]
     Denied(Errno),
     /// The processor refuses: it has no such register, or a hypervisor keeps it.
     #[error("the processor or its hypervisor refuses the register ({0})")]
     Refused(Errno),
-    /// What came back is no value.
+    /// The answer is no value.
     #[error("{0}")]
     Malformed(String),
-    /// Anything else: possible later, as far as can be told.
+    /// Anything else: possible later, as far as is known.
     #[error("{0}")]
     Other(Errno),
 }
 
-/// CPUs that the kernel knows, and those that run.
+/// CPUs that the kernel knows, and CPUs that run.
 #[derive(Clone, Debug, Default)]
 pub struct CpuLists {
-    /// In the machine, whether or not they run; `None` when the list cannot be read.
+    /// In the machine, running or not. `None` when the list cannot be read.
     pub present: Option<BTreeSet<u32>>,
-    /// Running; `None` when the list cannot be read.
+    /// Running. `None` when the list cannot be read.
     pub online: Option<BTreeSet<u32>>,
 }
 
 impl CpuLists {
-    /// Reads both.
+    /// Reads both lists.
     pub fn read(root: &Root) -> Self {
         let read = |leaf: &str| {
             files::text(root, &format!("/sys/devices/system/cpu/{leaf}"))
@@ -204,7 +204,7 @@ pub fn efficiency_cores(root: &Root) -> BTreeSet<u32> {
         .collect()
 }
 
-/// The CPUs that share a core with this one, itself included, that are online; ascending.
+/// Online CPUs that share a core with this one, itself included, ascending.
 pub fn siblings(root: &Root, cpu: u32) -> Vec<u32> {
     let base = format!("/sys/devices/system/cpu/cpu{cpu}/topology");
     ["core_cpus_list", "thread_siblings_list"]
@@ -222,11 +222,10 @@ fn dscr_path(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/dscr")
 }
 
-/// What an error of `open`, `read` or `write` on an MSR device or a sysfs file means.
+/// Type of an error of `open`, `read` or `write` on an MSR device or a sysfs file.
 fn classify(errno: Errno, path: &str) -> AccessError {
     match errno {
-        // Absent: the CPU's device goes when the CPU goes offline, and there is none at all without the driver. Which
-        // of the two is told by whoever knows the list of CPUs that are online.
+        // A missing device means an offline CPU or a missing driver. The caller decides by the list of online CPUs.
         Errno::NOENT | Errno::NODEV => AccessError::Absent(path.to_owned()),
         // drivers/…/msr.c: no such CPU, or offline.
         Errno::NXIO => AccessError::Offline,
@@ -268,7 +267,7 @@ pub fn read(root: &Root, register: Register, cpu: u32) -> Result<u64, AccessErro
 
 fn read_msr(file: impl AsFd, number: u32, path: &str) -> Result<u64, AccessError> {
     let mut bytes = [0u8; 8];
-    // One call: the driver delivers a register whole, and reading on would be the next register's value.
+    // One call: the driver delivers a register whole, and a further read would return the next register.
     let n = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut bytes[..], u64::from(number)))
         .map_err(|e| classify(e, path))?;
     if n != bytes.len() {
@@ -298,7 +297,7 @@ pub fn write(root: &Root, register: Register, cpu: u32, value: u64) -> Result<()
     }
 }
 
-/// Whether an AMD processor says by CPUID that it has the register; `None` when CPUID cannot be asked.
+/// Whether an AMD processor reports the register by CPUID. `None` when CPUID cannot be read.
 fn amd_says(root: &Root, cpu: u32) -> Option<bool> {
     let file = open(root, &format!("/dev/cpu/{cpu}/cpuid"), OFlags::RDONLY).ok()?;
     let mut registers = [0u8; 16];
@@ -307,16 +306,16 @@ fn amd_says(root: &Root, cpu: u32) -> Option<bool> {
     Some(u32::from_le_bytes(*eax) & AMD_LEAF_BIT != 0)
 }
 
-/// What stands between a person and the switch, found without writing anything.
+/// An obstacle between a person and the switch, found without writing anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// Nothing can be done about it here.
     Impossible(String),
-    /// A person can: what was found, and the remedy.
+    /// A person can remove it: finding and remedy.
     Remediable(String, &'static str),
 }
 
-/// The switch of this machine, when nothing stands in its way. Reads the register of one CPU; writes nothing.
+/// The switch of this machine, if there is no obstacle. Reads the register of one CPU; writes nothing.
 pub fn probe(root: &Root) -> Result<(Control, String), Obstacle> {
     use Obstacle::{Impossible, Remediable};
     let Some(processor) = Processor::read(root) else {
@@ -378,7 +377,7 @@ pub fn probe(root: &Root) -> Result<(Control, String), Obstacle> {
                 "boot without Secure Boot lockdown",
             ));
         }
-        // Absent before Linux 5.9: then every write is taken, without a mark.
+        // Missing before Linux 5.9: then every write is accepted, without a taint.
         match files::text(root, "/sys/module/msr/parameters/allow_writes").as_deref() {
             None | Some("on") => {}
             Some(mode) => {

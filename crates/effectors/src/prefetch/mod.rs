@@ -1,30 +1,17 @@
 //! The hardware prefetcher, switched off and on by CPU.
 //!
-//! **Apply** sets the documented bits of one register of each CPU (see `control`), **undo** writes back the value that was
-//! found there, whole. Both read a register before they write it and after: a write that had no effect (virtual machines
-//! swallow some) is an error, not a success.
+//! **Apply** sets the documented bits of one register of each CPU ([`control`]). **Undo** writes back the whole value
+//! found. Both read a register before and after the write: a write without effect, as in some VMs, is an error.
 //!
-//! Rules kept here, whatever the strategy proposed:
-//! * A CPU whose prefetchers are partly off was set up by somebody (in the firmware, at run time): it is left as it is. If
-//!   they are off already there is nothing to do. When that leaves no CPU: [`PlatformError::Conflict`].
-//! * On x86 the register belongs to the core. A core of which only some CPUs are meant is left alone: its other CPUs would
-//!   be switched with them.
-//! * While the change is in force, a register with any other value than ours is somebody else's choice:
-//!   [`PlatformError::Conflict`] on apply; on undo that CPU is left as it is. So it is with registers that lost their value
-//!   in a suspend to memory: the firmware set them anew, and the trial ends.
-//! * A CPU belongs to one action at a time.
-//! * Between our look at a register and our write to it, two calls one after the other, somebody else's write is not seen: the
-//!   drivers know no "write if it is still so". It is a matter of microseconds, the same as with any two programs that write it.
-//! * Between the blocks of a trial and under the guard some registers are looked at after each scan, in turn: what somebody
-//!   else wrote there is told as a person's choice, and the change is withdrawn.
-//! * A CPU that goes offline keeps what is owed to it: undo is [`PlatformError::Busy`] until it is back, unless a sibling
-//!   that is online holds the same register. One that left the machine took its register with it.
-//! * Records of another boot are void: a boot resets the registers. A kernel started by kexec does not, and what it finds
-//!   set looks like a person's choice; homeostat undoes its changes when it is stopped properly, so this needs a crash
-//!   and a kexec together.
-//!
-//! The record names the register and, for each pair of values (found, ours), the CPUs: `cpus.0x0.0xf = 0-15`.
-//! The action takes no arguments.
+//! Rules, whatever the strategy proposes:
+//! * A CPU with prefetchers partly off was set up by somebody. With no other CPU: [`PlatformError::Conflict`].
+//! * On x86 the register belongs to the core. A core of which only some CPUs are meant stays as it is.
+//! * A register with a third value is somebody else's choice, also after a suspend to memory: the firmware sets it
+//!   anew. Apply ends in [`PlatformError::Conflict`]; undo leaves that CPU.
+//! * A write by others in the microseconds between check and write is missed: no driver has compare-and-write.
+//! * An offline CPU keeps its debt: undo is [`PlatformError::Busy`] until it is back, or an online sibling holds the
+//!   same register. A CPU that left the machine took its register with it.
+//! * A boot resets the registers and voids records. After a crash with kexec the old values pass for a person's.
 
 pub mod control;
 
@@ -44,9 +31,8 @@ use std::time::{Duration, Instant};
 const CPUS_MAX: usize = homeostat_kernel::bytes::LIST_MAX;
 /// Length of one slice. A switch is two reads and a write, each an interrupt on that CPU: some microseconds.
 const SLICE: Duration = Duration::from_millis(20);
-/// Most registers that are looked at after a scan: each look is an interrupt on that CPU.
+/// Most registers checked after a scan: each check is an interrupt on that CPU.
 const REVIEWED_MAX: usize = 16;
-/// Pause between two slices.
 const PAUSE: Nanoseconds = Nanoseconds::from_millis(1);
 
 // Why a CPU is left as it is. Stable: they appear in histories.
@@ -58,7 +44,6 @@ const OTHER_SWITCH: &str = "an efficiency core: its switch is another";
 const OFFLINE: &str = "offline";
 const GONE: &str = "left the machine";
 
-/// Switches prefetchers.
 pub(super) struct Prefetch {
     root: Root,
     tasks: BTreeMap<ActionId, Task>,
@@ -73,31 +58,31 @@ impl Prefetch {
     }
 }
 
-/// What is remembered of an action. Lost in a crash; undo does without.
+/// Memory of an action. Lost in a crash; undo does without. A CPU belongs to one action at a time.
 #[derive(Clone, Debug, Default)]
 struct Task {
-    /// The CPUs that it is about.
+    /// The CPUs of the action.
     cpus: BTreeSet<u32>,
     /// The state in which it was left when it was last done.
     left: Option<Direction>,
-    /// The way it is on, and how far.
+    /// The direction under way, and how far.
     way: Option<Direction>,
     cursor: usize,
     finished: u64,
     skipped: BTreeMap<&'static str, u64>,
     waiting: Vec<u32>,
-    /// Registers that were looked at before it is made again.
+    /// Registers checked before Apply is made again.
     looked: usize,
-    /// The first fault of an undo: one register that refuses does not keep the others from being restored.
+    /// The first fault of an undo: one refusing register does not keep the others from being restored.
     failed: Option<PlatformError>,
     /// CPUs that were offline when the action was last done: their registers may have either value.
     missed: BTreeSet<u32>,
-    /// CPUs written, when this process made the action; others need no undo.
+    /// CPUs written, if this process made the action. Others need no undo.
     written: Option<BTreeSet<u32>>,
-    /// The plan while the change is in force, and the next CPU of it to be looked at.
+    /// The plan while the change is in force, and its next CPU to check.
     in_force: Option<(WorkloadId, Plan)>,
     reviewed: usize,
-    /// What somebody else was found to have chosen.
+    /// A choice by somebody else.
     overruled: Option<String>,
 }
 
@@ -105,7 +90,7 @@ impl Task {
     /// Starts over when the direction is new.
     fn head(&mut self, direction: Direction) {
         if self.way != Some(direction) {
-            // A change of direction half way: what it did must not look like somebody else's work.
+            // After a change of direction half way, homeostat's own writes must not look like somebody else's.
             self.left = self.left.filter(|left| *left == direction);
             self.way = Some(direction);
             self.cursor = 0;
@@ -145,7 +130,7 @@ impl Effector for Prefetch {
             .into_iter()
             .find(|(_, task)| !task.cpus.is_disjoint(&wanted))
         {
-            // Also while that is off for a block: each would take the other for somebody else.
+            // Also while the other action is off for a block: each would take the other for somebody else.
             return Err(PlatformError::Busy {
                 what: "hardware prefetch".into(),
                 why: format!("action {holder} has some of these CPUs until it is undone"),
@@ -154,7 +139,7 @@ impl Effector for Prefetch {
         let mut survey = Survey::default();
         survey.take(&self.root, control, &wanted)?;
         let found = survey.record(control)?;
-        // Before anything is remembered: who is refused is not told to forget, and would hold its CPUs for ever.
+        // Done before anything is remembered: a refused action gets no `forget`, and would hold its CPUs for ever.
         let boot_id = identity::boot_id(&self.root)?;
         self.tasks.insert(
             action.id,
@@ -180,7 +165,7 @@ impl Effector for Prefetch {
         if task.cpus.is_empty() {
             task.cpus = plan.steps.iter().map(|s| s.cpu).collect();
         }
-        // Every register is looked at anew.
+        // Every register is checked anew.
         task.in_force = None;
         task.overruled = None;
         let outcome = task.advance(&self.root, &plan, direction);
@@ -189,7 +174,7 @@ impl Effector for Prefetch {
                 task.in_force = Some((record.action.workload.clone(), plan));
             }
             Ok(_) => {}
-            // Called again it starts over, from what the registers say.
+            // The next call starts over, from the registers.
             Err(_) => {
                 task.way = None;
                 task.looked = 0;
@@ -204,11 +189,11 @@ impl Effector for Prefetch {
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
         let Ok(plan) = Plan::of(record) else {
-            // What is not understood is told when it is undone.
+            // The undo reports a record that is not understood.
             return;
         };
-        // Of one that was made the registers say enough. What was only begun may have either value in each, and none of them is
-        // somebody else's for that: it is not taken over as in force.
+        // If it was made, the registers say enough. If it was only begun, each may have either value, and neither is
+        // somebody else's. So it is not taken over as in force.
         if reached != Reached::Made {
             let task = self.tasks.entry(record.action.id).or_default();
             task.cpus = plan.steps.iter().map(|s| s.cpu).collect();
@@ -216,21 +201,19 @@ impl Effector for Prefetch {
         }
     }
 
-    /// Without it a register that somebody sets while the change is kept would be seen by nobody until the next probe, which would
-    /// switch it off once more.
+    /// Keeps the review going: otherwise the next probe would switch off a register that somebody set in between.
     fn adopt(&mut self, record: &UndoRecord) {
         let id = record.action.id;
-        // What recovery has begun to undo, or was only begun, is not in force as a whole.
+        // An action that is only begun, or that recovery has begun to undo, is not in force as a whole.
         if self.tasks.contains_key(&id) {
             return;
         }
-        // A record that is not understood is told when it is undone.
+        // The undo reports a record that is not understood.
         if let Ok(plan) = Plan::of(record) {
             let lists = CpuLists::read(&self.root);
             let cpus: BTreeSet<u32> = plan.steps.iter().map(|s| s.cpu).collect();
             let task = Task {
-                // A CPU that was offline when it was made and has come back since is not told from one that somebody switched on: the
-                // change is then withdrawn, which harms nobody.
+                // A CPU offline at Apply and back since passes for one that somebody switched on. Its end is harmless.
                 missed: cpus
                     .iter()
                     .copied()
@@ -292,7 +275,6 @@ fn wanted_cpus(action: &Action) -> Result<BTreeSet<u32>, PlatformError> {
     Ok(cpus)
 }
 
-/// A fault of one CPU's register.
 fn fault(register: Register, cpu: u32, doing: &str, error: AccessError) -> PlatformError {
     let what = format!("{doing} {register} of CPU {cpu}");
     match error {
@@ -324,7 +306,6 @@ fn fault(register: Register, cpu: u32, doing: &str, error: AccessError) -> Platf
     }
 }
 
-/// What `prepare` saw.
 #[derive(Default)]
 struct Survey {
     /// CPUs whose prefetchers are on, by the value of their register.
@@ -382,6 +363,8 @@ impl Survey {
     }
 
     /// The record, if there is anything to do.
+    ///
+    /// It names the register and, for each pair of values (found, ours), the CPUs: `cpus.0x0.0xf = 0-15`.
     fn record(self, control: Control) -> Result<BTreeMap<String, String>, PlatformError> {
         if self.on.is_empty() {
             let reasons: Vec<String> = self
@@ -442,7 +425,6 @@ fn text_of(cpus: &[u32]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// One CPU of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     cpu: u32,
@@ -450,7 +432,6 @@ struct Step {
     ours: u64,
 }
 
-/// What a record asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     register: Register,
@@ -513,7 +494,7 @@ impl Plan {
         })
     }
 
-    /// Whether a sibling that is online holds the register of this CPU, too.
+    /// Whether an online sibling shares the register of this CPU.
     fn has_sibling_online(&self, cpu: u32, lists: &CpuLists) -> bool {
         self.cores
             .iter()
@@ -523,7 +504,6 @@ impl Plan {
     }
 }
 
-/// Time of one slice.
 struct Slice {
     started: Instant,
     inside: Duration,
@@ -541,11 +521,11 @@ impl Slice {
     }
 }
 
-/// What became of one CPU in one call.
+/// Outcome for one CPU in one call.
 enum Outcome {
     Finished,
     Skipped(&'static str),
-    /// Offline, with something owed to it.
+    /// Offline, with an undo owed to it.
     Waiting,
 }
 
@@ -626,7 +606,7 @@ impl Task {
         }
     }
 
-    /// Looks at the next registers of a change in force.
+    /// Checks the next registers of a change in force, in turn. Another value is a person's: the change is withdrawn.
     fn review(&mut self, root: &Root) {
         let Some((_, plan)) = &self.in_force else {
             return;
@@ -637,11 +617,11 @@ impl Task {
                 return;
             };
             self.reviewed = (self.reviewed + 1) % plan.steps.len();
-            // A CPU that was away may have come back as the firmware sets it: the next block sees to that.
+            // A CPU that was offline may come back as the firmware sets it. The next block handles that.
             if !lists.is_online(step.cpu) || self.missed.contains(&step.cpu) {
                 continue;
             }
-            // What cannot be read just now says nothing about anybody's choice.
+            // An unreadable register says nothing about anybody's choice.
             if let Ok(now) = control::read(root, plan.register, step.cpu) {
                 if now != step.ours {
                     self.overruled = Some(format!(
@@ -654,7 +634,7 @@ impl Task {
         }
     }
 
-    /// What is in the register, unless the CPU is not there to be asked.
+    /// The register's value, unless the CPU is offline.
     fn look(
         root: &Root,
         plan: &Plan,
@@ -674,12 +654,11 @@ impl Task {
         }
     }
 
-    /// Registers that hold our value although we left them as found: somebody chose what we would have set, and it is theirs. All
-    /// are looked at before one is written, so that the undo that follows knows that none is ours. A slice at a time; true when all
-    /// were.
+    /// Finds registers with homeostat's value although they were left as found: somebody chose that value, and it is
+    /// theirs. All are checked, by slices, before a write, so that the undo that follows touches none. True when done.
     ///
     /// # Errors
-    /// That somebody did.
+    /// Somebody chose such a value.
     fn leave_the_chosen(
         &mut self,
         root: &Root,
@@ -748,7 +727,7 @@ impl Task {
         if now == step.ours {
             return Ok(Outcome::Finished);
         }
-        // Back at what was found although we left it changed: somebody else did that.
+        // It has the value found although it was left changed: somebody else did that.
         let undone_by_others = self.left == Some(Direction::Apply) && !self.missed.contains(&step.cpu);
         if now != step.found || undone_by_others {
             return Err(conflict(plan, step.cpu, step.ours, now));
@@ -782,7 +761,7 @@ impl Task {
         if now == step.found {
             return Ok(Outcome::Finished);
         }
-        // Ours again although we left it as found: somebody else did that.
+        // It has homeostat's value although it was left as found: somebody else did that.
         let redone_by_others = self.left == Some(Direction::Undo) && !self.missed.contains(&step.cpu);
         if now != step.ours || redone_by_others {
             return Ok(Outcome::Skipped(CHANGED_BY_OTHERS));
