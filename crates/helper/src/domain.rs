@@ -1,7 +1,6 @@
-//! Whose a process is: the user who answers for what it does, and whose helpers it may keep waiting.
-//!
-//! In a user namespace a user may have many numbers (65,536 of `/etc/subuid`). So all of them are one domain: that of the
-//! user who made the namespace. Root makes namespaces for others (containers); there each number stands for itself.
+//! The user responsible for a process, whose helpers the process may keep waiting. In a user namespace a user may have
+//! many numbers (65,536 of `/etc/subuid`), so they all are one domain: that of the namespace's maker. Root makes
+//! namespaces for others (containers), where each number stands for itself.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::helper::{namespace_maker, parent_namespace};
@@ -13,10 +12,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Namespaces may lie in each other 32 deep (include/linux/user_namespace.h).
+/// Namespaces nest up to 32 deep (include/linux/user_namespace.h).
 const DEPTH_MAX: usize = 33;
 
-/// A user who answers for processes.
+/// A user responsible for processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Domain(pub u32);
 
@@ -27,13 +26,13 @@ impl std::fmt::Display for Domain {
 }
 
 impl Domain {
-    /// That of a process.
+    /// The domain of a process.
     pub fn of(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
         let dir = open_process(root, process)?;
         Self::of_directory(root, &dir, process)
     }
 
-    /// That of the process whose directory below `/proc` this is.
+    /// The domain of the process with this directory below `/proc`.
     pub fn of_directory(root: &Root, dir: &OwnedFd, process: ProcessId) -> Result<Self, PlatformError> {
         if root.is_live() {
             if let Some(maker) = maker(dir).filter(|maker| *maker != 0) {
@@ -42,7 +41,7 @@ impl Domain {
         }
         let target = format!("process {process}");
         let status = status_of(dir, "status").map_err(|e| fault(e, &target, "its status file"))?;
-        // The real user: a program with the set-user-id bit is still his who has started it.
+        // The real user: a program with the set-user-id bit belongs to its starter.
         match user_ids(&status).first() {
             Some(user) => Ok(Self(*user)),
             None => Err(PlatformError::Unsupported {
@@ -53,22 +52,19 @@ impl Domain {
     }
 }
 
-/// Which file of the kernel a namespace is.
 pub(super) fn identity(namespace: impl AsFd) -> Result<(u64, u64), Errno> {
     rustix::fs::fstat(namespace).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// A namespace of the process whose directory below `/proc` this is.
 pub(super) fn namespace(dir: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Our own user namespace.
 pub(super) fn our_users() -> Result<(u64, u64), Errno> {
     rustix::fs::stat("/proc/self/ns/user").map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Who made the user namespace of the process, of those that lie in each other the outermost below ours.
+/// Maker of the process's user namespace: of nested ones, of the outermost below ours.
 fn maker(dir: &OwnedFd) -> Option<u32> {
     let ours = our_users().ok()?;
     let mut here = namespace(dir, "ns/user").ok()?;

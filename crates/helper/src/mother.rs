@@ -1,4 +1,4 @@
-//! The mother: a small process that forks helpers. It is told nothing of workloads.
+//! The mother: a small process that forks helpers, without data of workloads.
 
 use crate::wire::Line;
 use crate::{Domain, Service};
@@ -13,55 +13,52 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Most seconds of CPU time of a process of a helper, over its whole life. A reading takes 50 µs, so that is weeks; then it
-/// is replaced.
+/// Most seconds of CPU time of a helper's process in its life: weeks at 50 µs a reading. Then it is replaced.
 const CPU_SECONDS: u64 = 60;
-/// Most memory of a process of a helper, beyond what the program has mapped when it starts. The largest thing that one
-/// holds is a page of metrics, 8 MiB, as bytes and as text.
+/// Most memory of a helper's process beyond the program's at its start: a page of metrics has 8 MiB, held twice.
 const MEMORY: u64 = 64 * 1024 * 1024;
-/// Most descriptors: a progress file of each process (512) of each workload that is measured (8).
+/// Most descriptors: one progress file for each process (512) of each measured workload (8).
 const DESCRIPTORS: u64 = 4096;
 
-/// What the opener may: look at any process, go through any directory, connect to any socket (which takes the right to
-/// write there), and enter the network namespace of a container.
+/// Capabilities of the opener: inspect any process, traverse any directory, connect to any socket (which requires write
+/// permission), and enter the network namespace of a container.
 const OF_OPENER: CapabilitySet = CapabilitySet::SYS_PTRACE
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_ADMIN);
 
-/// What the daemon says to the mother: make a helper for this domain.
+/// Request of the daemon to the mother: make a helper for this domain.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Make(pub(super) Domain);
 
-/// What she answers. With `Made` come the daemon's end of the helper's line and a descriptor for each of its processes.
+/// Answer of the mother. With `Made` come the daemon's end of the line and a descriptor for each process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Made,
     Failed(i32),
 }
 
-/// A mother, as the daemon has her. She and her helpers end when this is dropped.
+/// The daemon's handle of a mother. Dropping it ends the mother and her helpers.
 #[derive(Debug)]
 pub(super) struct Mother {
-    /// Our end of the line to her.
+    /// Our end of the line to the mother.
     pub(super) line: Line,
-    /// A descriptor for her process.
+    /// A descriptor for the mother's process.
     pub(super) process: OwnedFd,
 }
 
 impl Drop for Mother {
     fn drop(&mut self) {
-        // One that has ended is gone, which is what is wanted. She opens nothing of a workload, so nothing keeps her from ending.
+        // An error means that she has ended. She opens no file of a workload, so nothing keeps her from ending.
         let _ = pidfd_send_signal(&self.process, Signal::KILL);
         let _ = waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
     }
 }
 
-/// Forks a mother.
 pub(super) fn fork_mother(service: &'static Service) -> Result<Mother, Errno> {
     let (ours, hers) = Line::pair()?;
     let us = rustix::process::getpid();
-    // The kernel sends the signal when the *thread* that forked ends. So only of a main thread, which ends last.
+    // The kernel sends the signal when the forking *thread* ends. So this is only for a main thread, which ends last.
     let dies_with_us = rustix::thread::gettid() == us;
     let pid = fork(|| {
         let _ = begin(&[&hers.0], c"homeostat-mother", dies_with_us.then_some(us))
@@ -79,18 +76,17 @@ fn descriptor_of(pid: i32) -> Result<OwnedFd, Errno> {
     pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// The beginning of every process here.
+/// First steps of every process here.
 fn begin(kept: &[&OwnedFd], name: &std::ffi::CStr, parent: Option<Pid>) -> Result<(), Errno> {
     plain_signals();
     if let Some(parent) = parent {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have ended before.
         if rustix::process::getppid() != Some(parent) {
             exit_now(0);
         }
     }
     close_all_but(kept)?;
-    // Nobody waits for the end of a pipe because of us.
+    // No end of a pipe stays open because of us.
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     standard_is(&nothing)?;
     rustix::thread::set_name(name)?;
@@ -99,7 +95,6 @@ fn begin(kept: &[&OwnedFd], name: &std::ffi::CStr, parent: Option<Pid>) -> Resul
     set_no_new_privs(true)
 }
 
-/// Gives up every capability but these.
 fn keep_only(kept: CapabilitySet) -> Result<(), Errno> {
     let permitted = capabilities(None)?.permitted & kept;
     set_capabilities(
@@ -114,7 +109,7 @@ fn keep_only(kept: CapabilitySet) -> Result<(), Errno> {
 
 fn be_mother(line: &Line, service: &Service) -> Result<(), Errno> {
     loop {
-        // An error says that the daemon has ended.
+        // An error means that the daemon has ended.
         let Make(domain) = line.receive(None)?;
         match make(domain, service) {
             Ok((ours, processes)) => {
@@ -150,7 +145,7 @@ fn make(domain: Domain, service: &Service) -> Result<(Line, [OwnedFd; 2]), Errno
     Ok((daemon, [opener, descriptor_of(speaker)?]))
 }
 
-/// Leaves a speaker what it needs: no capability, and system calls on what is open.
+/// Restricts a speaker to its needs: no capability, and system calls on open descriptors.
 pub fn confine_speaker() -> Result<(), Errno> {
     set_no_new_privs(true)?;
     keep_only(CapabilitySet::empty())?;
@@ -181,7 +176,7 @@ fn limit() -> Result<(), Errno> {
     set(Resource::Fsize, 0)
 }
 
-/// What both processes need: their lines, memory, clocks, and an end. Neither may write to a file.
+/// Calls of both processes: their lines, memory, clocks, and an end. Neither may write to a file.
 const USUAL: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_pread64,
@@ -217,7 +212,7 @@ const USUAL: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// What the opener needs besides: files of `/proc`, paths, connections, namespaces.
+/// Further calls of the opener: files of `/proc`, paths, connections, namespaces.
 const OPENING: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,

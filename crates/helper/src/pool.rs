@@ -1,4 +1,4 @@
-//! The daemon's side: which helpers there are, which are stuck, and who is not read meanwhile.
+//! The daemon's side: helpers, stuck helpers, and domains that are not read meanwhile.
 
 use crate::mother::{Answer, Make, Mother, fork_mother};
 use crate::wire::{Line, wait};
@@ -14,32 +14,31 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most helpers at the same time. Beyond it the one that was asked longest ago ends. Each has 0.5 MiB of its own.
+/// Most helpers at the same time. Beyond it the longest unused one ends. Each has 0.5 MiB of its own.
 const HELPERS_MAX: usize = 8;
 /// Longest wait for a new helper: two forks of a small process.
 const MAKING: Duration = Duration::from_secs(1);
-/// A helper that was not asked for so long ends.
+/// Time without requests after which a helper ends.
 const IDLE: Duration = Duration::from_secs(120);
-/// A process that was killed and waits for nothing ends within a moment.
+/// Time in which a killed process without a wait ends.
 const DYING: Duration = Duration::from_secs(1);
-/// A domain rests so long after its helper was late: a server that is measured is asked every second, and one that was late
-/// once is not to go without readings for long. Twice as long each time, for as long as it is late again and again.
+/// Rest of a domain after a late answer, doubled at each repetition: short, as measured servers are asked each second.
 const REST: Duration = Duration::from_secs(2);
 const REST_MAX: Duration = Duration::from_secs(256);
-/// The loop waits no longer than this, in so long a time, for what is asked about the files of one user who is not root. Source: the
-/// loop may be late by a second, and a question that was begun may take [`PATIENCE`] more.
+/// Longest wait of the loop for requests about files of one non-root user, per period. Source: the loop may be late by
+/// a second, and a request in progress may take [`PATIENCE`] more.
 const WAITING_MAX: Duration = Duration::from_millis(250);
 const WAITING_WITHIN: Duration = Duration::from_secs(30);
-/// The same for the questions of meters: two answers that came late, or more that nearly did. Source: the loop may be late by a second.
+/// The same for requests of meters: two late answers, or more that were nearly late. The loop may be late by a second.
 const LATE_MAX: Duration = Duration::from_secs(1);
-/// An answer within this time counts as no waiting: on a busy machine an honest one takes some milliseconds.
+/// An answer within this time counts as no wait: on a busy machine an honest one takes some milliseconds.
 const AT_ONCE: Duration = Duration::from_millis(50);
-/// After so long without, being late is forgotten.
+/// Time without delay after which delays are forgotten.
 const FORGET: Duration = Duration::from_secs(600);
 
 static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
 
-/// Why a helper was not asked, or has not answered.
+/// Reason why a helper was not asked, or has not answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The answer did not come in time.
@@ -48,10 +47,10 @@ pub enum Refusal {
          asked again"
     )]
     Late,
-    /// The helper ended or said nonsense.
+    /// The helper ended or sent an invalid answer.
     #[error("the helper process that reads for it broke off; another one reads after a rest")]
     BrokeOff,
-    /// The answer to a question of its own did not come within this time.
+    /// The answer to a single request did not come within this time.
     #[error(
         "its files could not be looked into within {0:?}: they are large, or their storage is slow; they are looked into again after a rest"
     )]
@@ -59,7 +58,7 @@ pub enum Refusal {
     /// Its helper was late a short while ago.
     #[error("it kept a helper process waiting a short while ago; it is asked again after a rest")]
     Resting,
-    /// So many of its helpers cannot be killed.
+    /// Number of its helpers that cannot be killed.
     #[error(
         "{0} helper processes hang for good in a file system that its programs brought along; they are read again when it answers \
          or is unmounted"
@@ -70,12 +69,12 @@ pub enum Refusal {
         "{STUCK_MAX} helper processes hang for good in file systems of other users; it is read again when one comes back"
     )]
     Full,
-    /// None can be made.
+    /// No helper can be made.
     #[error("no helper process can be had ({0}); restart homeostat if this lasts")]
     None(Errno),
 }
 
-/// Starts the mother of helpers. To be called while this program has one thread and no lock; without it the first use does it.
+/// Starts the mother of helpers. Call it with one thread and no lock; otherwise the first use does it.
 pub fn start(service: &'static Service) {
     let mut pool = lock(service);
     if pool.mother.is_none() {
@@ -83,7 +82,7 @@ pub fn start(service: &'static Service) {
     }
 }
 
-/// Whose programs are not read now, as sentences for people.
+/// Domains whose programs are not read now, as sentences for people.
 pub fn refused() -> Vec<String> {
     there().map_or_else(Vec::new, |mut pool| pool.refused(Instant::now()))
 }
@@ -105,8 +104,7 @@ pub fn call<Q: Serialize, R: DeserializeOwned>(
         })
 }
 
-/// Asks a helper that is made for this one question, for so long. Nobody else waits meanwhile, and the meters of the domain go on. A
-/// descriptor may come with the reply.
+/// Asks a new helper for this one request, with its own time limit; meters go on. A descriptor may come with the reply.
 ///
 /// # Errors
 /// `Busy`: the domain cannot be asked now.
@@ -137,7 +135,7 @@ pub fn call_apart<Q: Serialize, R: DeserializeOwned>(
     }
 }
 
-/// Tells the helper of a domain something, if there is one.
+/// Notifies the helper of a domain, if there is one.
 pub fn tell<Q: Serialize>(domain: Domain, request: &Q) {
     let Some(mut pool) = there() else { return };
     if let Some(helper) = pool.helpers.get(&domain) {
@@ -153,11 +151,11 @@ pub fn tell<Q: Serialize>(domain: Domain, request: &Q) {
 
 fn lock(service: &'static Service) -> MutexGuard<'static, Pool> {
     let pool = POOL.get_or_init(|| Mutex::new(Pool::new(service)));
-    // Whoever panicked has left it in order.
+    // A panicking thread left it consistent.
     pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The pool, if anybody was asked or a mother was started.
+/// The pool, if there was a request or a mother was started.
 fn there() -> Option<MutexGuard<'static, Pool>> {
     POOL.get()
         .map(|pool| pool.lock().unwrap_or_else(PoisonError::into_inner))
@@ -169,21 +167,19 @@ struct Helper {
     /// A descriptor for each of its processes.
     processes: Vec<OwnedFd>,
     asked: Instant,
-    /// Since when an answer is late that nobody waits for any more.
+    /// Since when an abandoned answer is late.
     owes: Option<Instant>,
 }
 
-/// Why a helper gave no answer.
 enum Unanswered {
-    /// It may come yet.
+    /// It may still come.
     Yet,
-    /// It will not.
+    /// It will not come.
     For(Errno),
 }
 
 impl Helper {
-    /// Asks, and waits for [`PATIENCE`]. What it still owes comes first, and is thrown away: nobody waits for that.
-    /// `may_ask`: whether a further question is asked.
+    /// Asks, and waits for [`PATIENCE`]. Owed answers come first, and are dropped. `may_ask`: whether to ask again.
     fn answer_to<Q: Serialize, R: DeserializeOwned>(
         &mut self,
         request: &Q,
@@ -215,14 +211,13 @@ impl Helper {
         }
     }
 
-    /// An answer that has begun.
+    /// Receives an answer that has begun.
     fn receive<R: DeserializeOwned>(&self) -> Result<R, Unanswered> {
         let deadline = Some(Instant::now() + PATIENCE);
         self.line.receive(deadline).map_err(Unanswered::For)
     }
 }
 
-/// A helper that was killed.
 #[derive(Debug)]
 struct Abandoned {
     domain: Domain,
@@ -231,7 +226,7 @@ struct Abandoned {
 }
 
 impl Abandoned {
-    /// Whether it does not end though it was killed a while ago.
+    /// Whether it has not ended, although it was killed a while ago.
     fn is_stuck(&self, now: Instant) -> bool {
         now > self.at + DYING
     }
@@ -251,19 +246,19 @@ pub struct Pool {
     service: &'static Service,
     mother: Option<Mother>,
     helpers: BTreeMap<Domain, Helper>,
-    /// Helpers that were killed and have not ended yet.
+    /// Killed helpers that have not ended yet.
     dying: Vec<Abandoned>,
     late: BTreeMap<Domain, Lateness>,
-    /// The same of helpers that were made for one question.
+    /// Delays of helpers for single requests.
     late_apart: BTreeMap<Domain, Lateness>,
-    /// How long it was waited for them since then, of each domain.
+    /// Wait for them since then, by domain.
     waited: BTreeMap<Domain, (Instant, Duration)>,
-    /// The same for the questions of meters.
+    /// The same for requests of meters.
     waited_for_meters: BTreeMap<Domain, (Instant, Duration)>,
 }
 
 impl Pool {
-    /// Without any helper yet.
+    /// A pool without helpers.
     pub fn new(service: &'static Service) -> Self {
         Self {
             service,
@@ -323,7 +318,6 @@ impl Pool {
         }
     }
 
-    /// Forgets what is over: processes that have ended, lateness of long ago, helpers that nobody needs.
     fn forget(&mut self, now: Instant) {
         self.dying
             .retain(|helper| !helper.processes.iter().all(has_ended));
@@ -343,13 +337,12 @@ impl Pool {
         }
     }
 
-    /// How many helpers of a domain do not end, though they were killed.
     fn stuck(&self, domain: Domain, now: Instant) -> usize {
         let of_it = |helper: &&Abandoned| helper.domain == domain && helper.is_stuck(now);
         self.dying.iter().filter(of_it).count()
     }
 
-    /// A helper that serves one question.
+    /// A helper for a single request.
     fn apart(&mut self, domain: Domain) -> Result<Helper, Refusal> {
         let now = Instant::now();
         self.forget(now);
@@ -366,7 +359,7 @@ impl Pool {
         self.fork(domain).map_err(Refusal::None)
     }
 
-    /// It has served, and ends by itself; or it is killed.
+    /// A helper for a single request has served and ends by itself; otherwise it is killed.
     fn ended_apart(&mut self, domain: Domain, helper: Helper, served: bool, waited: Duration) {
         let now = Instant::now();
         self.waited.entry(domain).or_insert((now, Duration::ZERO)).1 += waited;
@@ -392,7 +385,7 @@ impl Pool {
         (now < late.rests_until).then_some(Refusal::Resting)
     }
 
-    /// Whose programs are not read now, as sentences for people.
+    /// Domains whose programs are not read now, as sentences for people.
     pub fn refused(&mut self, now: Instant) -> Vec<String> {
         self.forget(now);
         let known: std::collections::BTreeSet<Domain> = self
@@ -410,7 +403,7 @@ impl Pool {
             .collect()
     }
 
-    /// Kills the helper of a domain, and waits for nothing.
+    /// Kills the helper of a domain, without a wait.
     fn abandon(&mut self, domain: Domain) {
         if let Some(helper) = self.helpers.remove(&domain) {
             self.kill(domain, helper);
@@ -419,7 +412,7 @@ impl Pool {
 
     fn kill(&mut self, domain: Domain, helper: Helper) {
         for process in &helper.processes {
-            // One that has ended is gone, which is what is wanted.
+            // An error means that it has ended.
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
         self.dying.push(Abandoned {
@@ -445,8 +438,8 @@ impl Pool {
         self.fork(domain)
     }
 
-    /// Does without a mother who has ended or was late, and her helpers. The next use forks another. An answer that comes late
-    /// must not be taken for that to the next question: it is the helper of another domain.
+    /// Drops a mother who has ended or was late, and her helpers. The next use forks another. Her late answer must not
+    /// pass for the next one: it is the helper of another domain.
     fn lose_mother(&mut self) {
         self.mother = None;
         for (domain, helper) in std::mem::take(&mut self.helpers) {
@@ -479,7 +472,6 @@ impl Pool {
     }
 }
 
-/// Notes that a domain was late.
 fn note(late: &mut BTreeMap<Domain, Lateness>, domain: Domain, now: Instant) {
     let late = late.entry(domain).or_insert(Lateness {
         times: 0,
@@ -507,12 +499,12 @@ impl Pool {
         self.mother.as_ref().map(|mother| &mother.process)
     }
 
-    /// It was waited so long for answers of a domain.
+    /// Sets the time waited for answers of a domain.
     pub fn wait_for(&mut self, domain: Domain, waited: Duration) {
         self.waited_for_meters.insert(domain, (Instant::now(), waited));
     }
 
-    /// A process was killed, and does not end.
+    /// Adds a process that was killed and does not end.
     pub fn hang(&mut self, domain: Domain, process: OwnedFd) {
         self.dying.push(Abandoned {
             domain,
@@ -522,7 +514,6 @@ impl Pool {
     }
 }
 
-/// Whether a process has ended, given by a descriptor for it.
 fn has_ended(process: &OwnedFd) -> bool {
     let now = Timespec {
         tv_sec: 0,

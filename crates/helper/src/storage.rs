@@ -1,4 +1,4 @@
-//! Opening a file in the tree of a process, so that only what the kernel itself answers for is opened.
+//! Opens a file in the tree of a process only if the kernel itself serves its storage.
 
 use crate::domain::{identity, namespace, our_users};
 use homeostat_kernel::helper::owning_user_namespace;
@@ -10,22 +10,22 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// Most that is read of a list of mounts: a user may make some 100,000 (fs.mount-max).
+/// Most bytes read of a list of mounts: a user may make some 100,000 (fs.mount-max).
 const MOUNTS_MAX: u64 = 16 * 1024 * 1024;
 
-/// Why a file is not opened.
+/// Reason why a file is not opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The kernel says so.
+    /// An error of the kernel.
     #[error("the file cannot be opened: {0}")]
     Kernel(Errno),
     /// A link, a device, a pipe, a socket.
     #[error("it is not a regular file")]
     Irregular,
-    /// A file system that a program, another machine or the kernel itself answers for.
+    /// A file system that a program, another machine or the kernel itself serves.
     #[error("it does not lie on ordinary storage")]
     Storage,
-    /// A mount that was made by a user without rights over the machine.
+    /// A mount by a user without rights over the machine.
     #[error("it lies on a file system that was mounted in a user namespace")]
     Mount,
 }
@@ -36,11 +36,9 @@ impl From<Errno> for Refused {
     }
 }
 
-/// Opens a regular file for reading, by its path below a directory. The last part of the path may be no link, and links on
-/// the way lead nowhere else.
-///
-/// `process` is the directory below `/proc` of the process in whose tree that is. The file is looked at before it is opened,
-/// so that nothing which may wait is opened, and closing it never does.
+/// Opens a regular file for reading, by its path below a directory. The last part of the path must not be a link, and
+/// links on the way lead nowhere else. `process` is the `/proc` directory of the process in whose tree that is. The
+/// check comes before the open, so that nothing that may wait is opened, and closing never waits.
 pub fn open_below(tree: &OwnedFd, path: &Path, process: &OwnedFd) -> Result<(OwnedFd, Stat), Refused> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -48,7 +46,7 @@ pub fn open_below(tree: &OwnedFd, path: &Path, process: &OwnedFd) -> Result<(Own
     open_found(&found, Some(process))
 }
 
-/// Opens for reading what was found, by its path alone, to be an ordinary regular file.
+/// Opens for reading an ordinary regular file that was found by its path alone.
 pub fn open_found(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<(OwnedFd, Stat), Refused> {
     let stat = check(found, process)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -59,8 +57,8 @@ pub fn open_found(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<(OwnedFd
     Ok((rustix::fs::open(name, flags, Mode::empty())?, stat))
 }
 
-/// The same for a file that a process runs or has mapped. It may have got there by a descriptor, from a tree that is nobody's: so its
-/// file system must be mounted in the tree of the process or in ours.
+/// The same for a file that a process runs or maps, perhaps by a descriptor from another tree. So its file system must
+/// be mounted in the tree of the process or in ours.
 pub fn open_mapped(found: &OwnedFd, process: &OwnedFd) -> Result<(OwnedFd, Stat), Refused> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let us = rustix::fs::open("/proc/self", flags, Mode::empty())?;
@@ -70,9 +68,9 @@ pub fn open_mapped(found: &OwnedFd, process: &OwnedFd) -> Result<(OwnedFd, Stat)
     open_found(found, Some(process))
 }
 
-/// Whether what was found by its path (`O_PATH`) lies on ordinary storage, and what it is.
+/// Checks that a file found by its path (`O_PATH`) is on ordinary storage, and returns its state.
 pub fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, Refused> {
-    // What the kernel alone knows comes first; the file's own state may be for others to tell.
+    // Facts of the kernel alone come first; another program may serve the file's own state.
     if let Some(process) = process {
         if !mounted_by_the_machine(process, found) {
             return Err(Refused::Mount);
@@ -84,14 +82,14 @@ pub fn check(found: &OwnedFd, process: Option<&OwnedFd>) -> Result<Stat, Refused
     Ok(rustix::fs::fstat(found)?)
 }
 
-/// Whether a file in the tree of a process lies on a file system that was mounted by who has rights over the machine: the
-/// process's mounts belong to our user namespace, or the file system is mounted in our own tree as well.
+/// Whether a file's file system was mounted with rights over the machine: the process's mounts belong to our user
+/// namespace, or the file system is also mounted in our own tree.
 fn mounted_by_the_machine(process: &OwnedFd, found: &OwnedFd) -> bool {
     has_mounts_of_the_machine(process)
         || device_of_mount(process, found).is_some_and(|device| is_mounted_here(&device))
 }
 
-/// Whether what a process sees mounted was mounted by who has rights over the machine.
+/// Whether a process's mounts were made with rights over the machine.
 fn has_mounts_of_the_machine(process: impl AsFd) -> bool {
     let ours = || -> Result<bool, Errno> {
         let owner = owning_user_namespace(namespace(process, "ns/mnt")?)?;
@@ -100,13 +98,13 @@ fn has_mounts_of_the_machine(process: impl AsFd) -> bool {
     ours().unwrap_or(false)
 }
 
-/// As [`has_mounts_of_the_machine`], by the number of the process. The kernel alone is asked.
+/// As [`has_mounts_of_the_machine`], by the number of the process. Only the kernel is asked.
 pub fn mounts_are_the_machines(pid: i32) -> bool {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).is_ok_and(has_mounts_of_the_machine)
 }
 
-/// The device of the file system that a file lies on, as `MAJOR:MINOR`.
+/// The device of a file's file system, as `MAJOR:MINOR`.
 fn device_of_mount(process: &OwnedFd, found: &OwnedFd) -> Option<String> {
     let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", found.as_raw_fd())).ok()?;
     let mount = about
@@ -125,8 +123,7 @@ fn device_of_mount(process: &OwnedFd, found: &OwnedFd) -> Option<String> {
     device_of(&text, mount)
 }
 
-/// The device of a mount in the text of a `mountinfo` file: field 3 of the line whose field 1 is the mount
-/// (proc_pid_mountinfo(5)).
+/// The device of a mount in `mountinfo`: field 3 of the line whose field 1 is the mount (proc_pid_mountinfo(5)).
 fn device_of(text: &str, mount: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let mut fields = line.split(' ');

@@ -1,4 +1,4 @@
-//! Messages between the daemon and its helpers: a length, then JSON; descriptors come with the length.
+//! Messages between the daemon and its helpers: a length, with descriptors, then JSON.
 
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -13,9 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// Most bytes of a message.
 const MESSAGE_MAX: usize = 8 * 1024 * 1024;
-/// Most descriptors that come with one.
 const DESCRIPTORS_MAX: usize = 3;
 
 /// One end of a line between two processes.
@@ -23,14 +21,14 @@ const DESCRIPTORS_MAX: usize = 3;
 pub struct Line(pub(crate) OwnedFd);
 
 impl Line {
-    /// Both ends of a new one.
+    /// Both ends of a new line.
     pub fn pair() -> Result<(Self, Self), Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         Ok((Self(one), Self(other)))
     }
 
-    /// Sends a message, and descriptors with it; without a deadline it waits as long as it takes.
+    /// Sends a message, and descriptors with it; without a deadline the wait is unlimited.
     pub fn send<T: Serialize>(
         &self,
         message: &T,
@@ -71,14 +69,14 @@ impl Line {
         Ok(())
     }
 
-    /// The next message. Descriptors that come with it are refused: nothing of a workload gets into this process.
+    /// The next message. Descriptors with it are refused: nothing of a workload gets into this process.
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<T, Errno> {
         let mut length = [0; 4];
         self.exactly(&mut length, deadline)?;
         self.body(length, deadline)
     }
 
-    /// The next message, and the descriptors that came with it.
+    /// The next message, and its descriptors.
     pub fn receive_with<T: DeserializeOwned>(
         &self,
         deadline: Option<Instant>,
@@ -141,7 +139,6 @@ impl Line {
     }
 }
 
-/// Waits until a descriptor is ready.
 pub(crate) fn wait(fd: &OwnedFd, flags: PollFlags, deadline: Option<Instant>) -> Result<(), Errno> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

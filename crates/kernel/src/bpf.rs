@@ -1,12 +1,10 @@
-//! Counting executions of many instructions at once: a BPF program of a dozen instructions, attached to places of a
-//! file through one `uprobe_multi` link (bpf(2); Linux 6.6). Each place has a number, its cookie; the program adds one
-//! to the counter of that number.
+//! Counts executions of many instructions at once: a BPF program attached to places of a file through one
+//! `uprobe_multi` link (bpf(2); Linux 6.6). The cookie of a place is the number of its counter.
 //!
-//! Next to a perf event for each place ([`crate::perf`]) this opens and closes in bulk: the kernel waits once for all
-//! of a link's places instead of once for each. Link, program and map live as long as their descriptors, so nothing
-//! is left in the kernel when this process ends, however it ends.
+//! Unlike one perf event per place ([`crate::perf`]), this opens and closes in bulk: the kernel waits once per link.
+//! Link, program and map live as long as their descriptors, so the kernel keeps nothing after this process ends.
 //!
-//! The memory layouts are those of `union bpf_attr` and `struct bpf_insn` in include/uapi/linux/bpf.h.
+//! Memory layouts are those of `union bpf_attr` and `struct bpf_insn` in include/uapi/linux/bpf.h.
 
 use crate::perf::{OpenError, classify_thread};
 use rustix::io::Errno;
@@ -26,7 +24,6 @@ const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
-/// `bpf_map_lookup_elem` and `bpf_get_attach_cookie`.
 const HELPER_LOOKUP: i32 = 1;
 const HELPER_COOKIE: i32 = 174;
 
@@ -39,7 +36,7 @@ impl Instruction {
         let Self(operation, destination, source, offset, number) = self;
         let [o0, o1] = offset.to_ne_bytes();
         let [n0, n1, n2, n3] = number.to_ne_bytes();
-        // The two registers are bit fields, whose order follows that of the bytes.
+        // The two registers are bit fields, in the order of the bytes.
         let registers = if cfg!(target_endian = "little") {
             source << 4 | destination
         } else {
@@ -110,9 +107,9 @@ impl Attributes {
 /// bpf(2).
 ///
 /// # Safety
-/// Addresses in the attributes are of live memory, as long as the command reads or writes there.
+/// Addresses in the attributes point to live memory, as long as the command reads or writes there.
 unsafe fn bpf(command: libc::c_int, attributes: &Attributes) -> Result<libc::c_int, Errno> {
-    // SAFETY: the attributes live across the call and have the stated size; for what they point to the caller vouches.
+    // SAFETY: the attributes live across the call and have the stated size; the caller vouches for their pointers.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -127,30 +124,27 @@ unsafe fn bpf(command: libc::c_int, attributes: &Attributes) -> Result<libc::c_i
     }
 }
 
-/// CPUs that this kernel can have, by its own word (`0-7`): for each of them it writes a counter. `None`: it does not say, or has
-/// more than there is room for.
+/// Possible CPUs by the kernel's list (`0-7`): it writes a counter for each. `None`: no list, or too many.
 fn possible_cpus(list: &str) -> Option<usize> {
     last_cpu(list)?.checked_add(1).filter(|cpus| *cpus <= CPUS_MAX)
 }
 
-/// The last number of a list such as `0-3,8-11`.
 fn last_cpu(list: &str) -> Option<usize> {
     list.trim().rsplit(['-', ',']).next()?.parse().ok()
 }
 
-/// One of the three commands that answer with a new descriptor.
+/// One of the three commands that return a new descriptor.
 ///
 /// # Safety
 /// As of [`bpf`]; the command is one of those.
 unsafe fn descriptor(command: libc::c_int, attributes: &Attributes) -> Result<OwnedFd, Errno> {
     // SAFETY: as the caller vouches.
     let fd = unsafe { bpf(command, attributes) }?;
-    // SAFETY: a descriptor that was made for us and nobody else knows.
+    // SAFETY: a descriptor made for us, without other users.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What the answers to two links that cannot be made say: on a directory (`EBADF` where such links are known), and of a
-/// process -1 (`EINVAL` before the path is looked at, since processes are counted and not threads).
+/// Result of two impossible links: on a directory (`EBADF` if known), on process -1 (`EINVAL` if by process).
 fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenError> {
     match (directory, nobody) {
         (Some(Errno::BADF), Some(Errno::INVAL)) => Ok(()),
@@ -163,31 +157,28 @@ fn verdict(directory: Option<Errno>, nobody: Option<Errno>) -> Result<(), OpenEr
     }
 }
 
-/// Counters by number, and the program that raises them. Each CPU has a counter of its own, so that a place that all of them
-/// reach at once costs no more than what the kernel itself needs for it; a reading is their sum.
+/// Counters by number, and the program that raises them. Each CPU has its own counter, so that CPUs do not contend.
 #[derive(Debug)]
 pub struct Counters {
     map: OwnedFd,
     program: OwnedFd,
     size: u32,
-    /// Where a reading goes: room for more CPUs than any kernel can be built for.
+    /// Buffer of a reading: room for more CPUs than any kernel can be built for.
     values: Mutex<Vec<u64>>,
-    /// So many of them are looked at.
     cpus: usize,
 }
 
-/// Places that are being counted; dropping it removes the breakpoints (one wait of some 40 ms for all of them).
+/// Places being counted; dropping it removes the breakpoints (one wait of some 40 ms for all of them).
 #[derive(Debug)]
 pub struct Link {
     _link: OwnedFd,
 }
 
 impl Counters {
-    /// `size` counters, all zero.
+    /// Creates `size` counters, all zero.
     ///
     /// # Errors
-    /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON, `Unsupported` on a kernel before 6.6, and where
-    /// there can be more CPUs than a reading has room for.
+    /// [`OpenError`]: `Denied` without CAP_BPF and CAP_PERFMON. `Unsupported` before Linux 6.6, and with too many CPUs.
     pub fn new(size: u32) -> Result<Self, OpenError> {
         let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible")
             .ok()
@@ -199,10 +190,10 @@ impl Counters {
             .u32(8, 8)
             .u32(12, size.max(1))
             .name(28, b"homeostat");
-        // SAFETY: no addresses in them; it makes a map.
+        // SAFETY: the attributes hold no addresses; the command makes a map.
         let map = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }.map_err(classify_thread)?;
         let code = program(map.as_raw_fd());
-        // The kernel asks for the licence of what it runs: both of this project's are compatible with its own.
+        // The kernel checks the licence of the program: both of this project's are compatible.
         let license = c"Dual MIT/GPL";
         let attributes = Attributes::new()
             .u32(0, BPF_PROG_TYPE_KPROBE)
@@ -235,9 +226,8 @@ impl Counters {
         self.size
     }
 
-    /// Counts places of a file from now on: each is an offset in the file and the number of its counter. With a
-    /// process, only what that process executes (all its threads, not its children); without one, whatever executes
-    /// the file.
+    /// Counts places of a file (offset and number of the counter) from now on: of one process (all threads, no
+    /// children) or all.
     ///
     /// # Errors
     /// [`OpenError`]: `Vanished` when there is no such process, `Unsupported` when one of the places cannot be probed.
@@ -255,8 +245,7 @@ impl Counters {
         self.attach_all(file, &offsets, &cookies, &[], process)
     }
 
-    /// The same of static probes, all with one counter: each is an offset and that of its semaphore, which the kernel raises while
-    /// it counts; 0 = it has none.
+    /// Counts static probes with one counter: offsets, each with that of its semaphore (0 = none), raised meanwhile.
     ///
     /// # Errors
     /// As of [`Self::attach`].
@@ -302,7 +291,6 @@ impl Counters {
         Ok(Link { _link: link })
     }
 
-    /// One link, as it is; without semaphores, or with one for each offset.
     fn link(
         &self,
         file: &CStr,
@@ -327,17 +315,16 @@ impl Counters {
             .u64(40, cookies.as_ptr() as u64)
             .u32(48, count as u32)
             .u32(56, process);
-        // SAFETY: a path that ends with a zero and lists of at least the stated length (no address: none), all alive here; it makes a link.
+        // SAFETY: a path that ends with a zero and lists of at least the stated length (no address: none), all alive.
         unsafe { descriptor(BPF_LINK_CREATE, &attributes) }
     }
 
-    /// Whether this kernel counts many places at once, and by process. The first kernels that could took a thread for a
-    /// process, and would have left out all others of it.
+    /// Whether this kernel counts many places at once, and by process. The first such kernels counted only a thread.
     ///
     /// # Errors
     /// [`OpenError`]: `Unsupported` when it does not, or not so.
     pub fn reliable(&self) -> Result<(), OpenError> {
-        // Neither makes a link: a directory holds no code, and there is no process -1.
+        // Neither makes a link: a directory holds no code, and no process is -1.
         let directory = self.link(c"/", &[0], &[0], &[], 0).err();
         let nobody = self.link(c"/", &[0], &[0], &[], u32::MAX).err();
         verdict(directory, nobody)
@@ -353,11 +340,10 @@ impl Counters {
             .u32(0, self.map.as_raw_fd() as u32)
             .u64(8, (&raw const number) as u64)
             .u64(16, values.as_mut_ptr() as u64);
-        // SAFETY: a key of four bytes, and room for values of eight bytes of as many CPUs as a kernel can be built for (it
-        // writes one for each CPU that there may be, one after another). Held by the lock.
+        // SAFETY: a key of four bytes, and eight bytes for each CPU that a kernel can be built for, held by the lock.
         unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
         Ok(values.iter().take(self.cpus).fold(0u64, |sum, value| {
-            // SAFETY: an element of the vector; read anew, because the kernel wrote it behind the compiler's back.
+            // SAFETY: an element of the vector; volatile, because the kernel wrote it behind the compiler's back.
             sum.wrapping_add(unsafe { std::ptr::read_volatile(value) })
         }))
     }

@@ -1,7 +1,7 @@
-//! Hardware breakpoints: executions of one instruction by one thread, counted through the processor's debug registers
-//! (`PERF_TYPE_BREAKPOINT`; perf_event_open(2)). Nothing of the program's memory is changed, so code that no file holds can be
-//! counted, and a wrong address is never hit. A thread has four of them, which debuggers want as well. The kernel takes them back when
-//! the descriptor is closed, however this process ends; who is forked, and threads that come later, do not inherit them.
+//! Hardware breakpoints count executions of one instruction by one thread, through debug registers
+//! (`PERF_TYPE_BREAKPOINT`; perf_event_open(2)). The program's memory is unchanged: code without a file can be counted,
+//! and a wrong address is never hit. Debuggers want some of a thread's four, too. Closing the descriptor frees one,
+//! also at the end of this process. Forked processes and later threads do not inherit them.
 
 use crate::perf::{Attributes, OpenError, classify_thread};
 use rustix::io::Errno;
@@ -27,22 +27,21 @@ impl Breakpoint {
     /// Takes one of the thread's breakpoints for an address; it does not count yet.
     ///
     /// # Errors
-    /// [`OpenError`]; `Busy` where all of the thread's breakpoints are taken.
+    /// [`OpenError`]; `Busy` if all of the thread's breakpoints are taken.
     pub fn open(thread: i32, address: u64) -> Result<Self, OpenError> {
         let mut attributes = Attributes {
             kind: PERF_TYPE_BREAKPOINT,
             breakpoint_type: HW_BREAKPOINT_X,
             config1: address,
-            // The kernel wants the length of a word for instructions.
+            // For instructions the kernel requires the length of a word.
             config2: size_of::<libc::c_long>() as u64,
             flags: FLAG_DISABLED | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HYPERVISOR,
             ..Attributes::default()
         };
-        // The address is the program's: the kernel follows it nowhere.
         attributes.open(thread, -1, -1).map(Self).map_err(classify_thread)
     }
 
-    /// Counts from now on, or no more. False: the kernel refused.
+    /// Starts or stops counting. False: the kernel refused.
     pub fn set(&self, on: bool) -> bool {
         let what = if on {
             PERF_EVENT_IOC_ENABLE
@@ -60,7 +59,6 @@ impl Breakpoint {
     pub fn read(&self) -> Result<u64, Errno> {
         let mut buffer = [0u8; 8];
         let n = rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut buffer))?;
-        // No bytes for an event in the error state.
         if n == buffer.len() {
             Ok(u64::from_ne_bytes(buffer))
         } else {

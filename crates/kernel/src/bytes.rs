@@ -1,4 +1,4 @@
-//! Parsing of the kernel's texts as bytes: no allocation, no panic, no assumption that the text is whole.
+//! Parsers of the kernel's texts as bytes: without allocation or panic, also for cut texts.
 
 /// A decimal number without sign, all of the bytes.
 pub fn number(bytes: &[u8]) -> Option<u64> {
@@ -57,8 +57,7 @@ pub fn keyed(bytes: &[u8], key: &str) -> Option<u64> {
 /// Most CPUs or nodes that a list may name: `NR_CPUS` of the largest kernels in use is 8192.
 pub const LIST_MAX: usize = 8192;
 
-/// A list such as `0-3,8,10-11` (cpulist, nodelist), ascending; `None` when it is not one. An empty text is an
-/// empty list.
+/// A list such as `0-3,8,10-11` (cpulist, nodelist), ascending; `None` when it is not one. Empty text: empty list.
 pub fn list(bytes: &[u8]) -> Option<Vec<u32>> {
     let text = bytes.trim_ascii();
     let mut found = Vec::new();
@@ -107,7 +106,7 @@ pub fn chosen(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(rest.get(..close)?).ok()
 }
 
-/// FNV-1a, 64 bits: a stable short name for a text that need not, or must not, be kept itself.
+/// FNV-1a, 64 bits: a stable short name for a text that is not kept, for size or secrecy.
 pub fn fingerprint(parts: &[&[u8]]) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for part in parts {

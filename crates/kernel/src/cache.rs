@@ -1,25 +1,24 @@
-//! Which pages of a file are in memory, and how many were.
+//! The page cache of a file: pages in memory, and pages evicted.
 
 use rustix::fd::{AsFd, AsRawFd};
 use std::io;
 
-/// Longest range of one question, in bytes: an answer of 256 KiB, and some ten milliseconds.
+/// Longest range of one query, in bytes: an answer of 256 KiB, and some ten milliseconds.
 pub const RANGE_MAX: u64 = 1 << 30;
 
-/// A part of a file that is mapped, and never touched by us: it goes with this.
+/// A mapped part of a file, never accessed; dropping it unmaps.
 struct Mapping {
     address: *mut libc::c_void,
     size: usize,
 }
 
 impl Mapping {
-    /// Maps so many bytes from there on, both whole pages.
+    /// Maps this many bytes from there, both in whole pages.
     fn new(file: impl AsFd, from: u64, bytes: u64, protection: libc::c_int) -> io::Result<Self> {
         let too_large = || io::Error::from(io::ErrorKind::InvalidInput);
         let size = usize::try_from(bytes).map_err(|_| too_large())?;
         let offset = libc::off_t::try_from(from).map_err(|_| too_large())?;
-        // SAFETY: a new mapping at an address that the kernel chooses: no memory of ours is touched, and nothing is ever read
-        // or written through it.
+        // SAFETY: a new mapping at an address of the kernel's choice, touching no memory of ours, never accessed.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -36,7 +35,6 @@ impl Mapping {
         Ok(Self { address, size })
     }
 
-    /// Of each of its pages whether it is in memory.
     fn residency(&self) -> io::Result<Vec<bool>> {
         let mut answer = vec![0u8; self.size / rustix::param::page_size()];
         // SAFETY: the range is the mapping, and `answer` has one byte for each of its pages.
@@ -47,9 +45,8 @@ impl Mapping {
         }
     }
 
-    /// Advises the kernel of its first bytes, so many.
     fn advise(&self, length: usize, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: a range of the mapping, to which nothing else refers, and which is never read or written.
+        // SAFETY: a range of the mapping, without other references, never read or written.
         let answer = unsafe { libc::madvise(self.address, length.min(self.size), advice) };
         (answer == 0).then_some(()).ok_or_else(io::Error::last_os_error)
     }
@@ -57,15 +54,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping that was made, which nobody else knows of.
+        // SAFETY: the mapping that was made, without other users.
         unsafe { libc::munmap(self.address, self.size) };
     }
 }
 
-/// Of each page of a part of a file whether it is in memory (`mincore(2)` of a mapping that nobody touches). `from` and
-/// `length` are rounded to whole pages outwards; of a range that is longer than [`RANGE_MAX`] the beginning is told.
-///
-/// For files that the caller may neither own nor write the kernel says that all pages are there (since Linux 5.2).
+/// Whether each page of a part of a file is in memory (`mincore(2)` of an untouched mapping), in whole pages, at most
+/// [`RANGE_MAX`]. All pages of a file that the caller may neither own nor write seem present (since Linux 5.2).
 ///
 /// # Errors
 /// As `mmap(2)`, for example for a file that cannot be mapped or is not open for reading.
@@ -80,26 +75,24 @@ pub fn residency(file: impl AsFd, from: u64, length: u64) -> io::Result<Vec<bool
     Mapping::new(file, start, bytes, libc::PROT_NONE)?.residency()
 }
 
-/// The unit (folio) that is read by [`read_as_unit`], in bytes. The kernel reads what one entry of the second-last table of pages maps, so that has to be
-/// as large (`/sys/kernel/mm/transparent_hugepage/hpage_pmd_size`); with pages of 16 and 64 KiB it is more.
+/// Size of the unit (folio) of [`read_as_unit`], in bytes. The kernel reads the range of one PMD entry, so that must
+/// have this size (`/sys/kernel/mm/transparent_hugepage/hpage_pmd_size`); with pages of 16 and 64 KiB it is larger.
 pub const UNIT: u64 = 2 << 20;
 
-/// Has a part of a file of [`UNIT`] bytes, which begins at a multiple of that, read as one unit of memory, as far as nothing of it is there: a
-/// mapping for which large pages are wanted (`MADV_HUGEPAGE`) has the kernel read the whole unit when its first page is needed
-/// (`do_sync_mmap_readahead` in Linux `mm/filemap.c`, since 5.18), where otherwise it reads ahead in units that begin small. Where something of it is there, or there is no
-/// unit of memory to be had, it is read in smaller ones, or only that first page is there afterwards: so what is there can be dropped by `before`, which is
-/// called when nothing but reading is left to be done. Waits for the disk. False: not all of it is there (or cannot be read); of a file that the caller may neither own nor write
-/// the kernel says that all is there.
+/// Reads [`UNIT`] bytes of a file, from a multiple of that, as one unit of memory. With `MADV_HUGEPAGE` on the mapping,
+/// the kernel reads the whole unit at its first page (`do_sync_mmap_readahead` in Linux `mm/filemap.c`, since 5.18).
+/// Otherwise its read-ahead begins with small units. If some pages are present, or no unit is free, smaller units are
+/// read, or only the first page. So `before`, called when only the read is left, can drop present pages.
 ///
-/// The page is asked for by `MADV_POPULATE_READ` (Linux 5.14), and never touched: beyond the end of a file that was cut meanwhile that is
-/// an error, where touching it would be a signal.
+/// Waits for the disk. False: not all of it is present (or it is unreadable). All pages of a file that the caller may
+/// neither own nor write seem present. `MADV_POPULATE_READ` (Linux 5.14) requests the page instead of an access: beyond
+/// the end of a file that was cut meanwhile it returns an error, not a signal.
 ///
 /// # Errors
-/// As `mmap(2)` and `madvise(2)`, before `before` was called: `EINVAL` where the kernel knows no such advice, `EACCES` where the file may not be mapped.
+/// As `mmap(2)` and `madvise(2)`, before `before`: `EINVAL` without such an advice, `EACCES` if it may not be mapped.
 pub fn read_as_unit(file: impl AsFd, from: u64, before: impl FnOnce()) -> io::Result<bool> {
     let mapping = Mapping::new(file, from, UNIT, libc::PROT_READ)?;
     mapping.advise(mapping.size, libc::MADV_HUGEPAGE)?;
-    // One unit, and not the next one with it.
     mapping.advise(mapping.size, libc::MADV_RANDOM)?;
     before();
     let is_read = mapping
@@ -111,19 +104,18 @@ pub fn read_as_unit(file: impl AsFd, from: u64, before: impl FnOnce()) -> io::Re
             .is_ok_and(|pages| pages.into_iter().all(|there| there)))
 }
 
-/// How many pages of a part of a file are in memory, and how many the kernel has taken from it.
+/// Pages of a part of a file in memory, and pages evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
     /// In memory.
     pub cached: u64,
-    /// … of which wait to be written, or are being written.
+    /// Pages in memory that wait to be written, or are being written.
     pub unwritten: u64,
-    /// Taken when memory was short, and not come back. What was dropped on request does not count, nor what the kernel has
-    /// forgotten since: it keeps a mark for each such page as long as it has memory for marks.
+    /// Evicted under memory pressure and not read again, not dropped, while the kernel has memory for marks.
     pub evicted: u64,
 }
 
-/// Number of the system call: the same on every machine, for it is one of those since Linux 5.1 (arch/*/tools/syscall*.tbl).
+/// Number of the system call, the same on every machine (arch/*/tools/syscall*.tbl, since Linux 5.1).
 const CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range` (include/uapi/linux/mman.h).
@@ -144,21 +136,20 @@ struct CacheStat {
     recently_evicted: u64,
 }
 
-/// How many pages of a part of a file are in memory and were (`cachestat(2)`, Linux 6.5). It waits for no disk, and takes as long as
-/// there are pages and marks in the part: some milliseconds for 1 GiB of single pages.
+/// Pages of a part of a file in memory, and pages evicted (`cachestat(2)`, Linux 6.5). It never waits for a disk. Its
+/// time grows with pages and marks: some milliseconds for 1 GiB of single pages.
 ///
 /// # Errors
-/// As `cachestat(2)`: `ENOSYS` before Linux 6.5, `EOPNOTSUPP` for huge pages, `EPERM` for a file of others that the caller
-/// may not write (Linux 6.13), or where a filter of system calls does not know it.
+/// As `cachestat(2)`: `ENOSYS` before Linux 6.5, `EOPNOTSUPP` for huge pages. `EPERM` for another user's file that the
+/// caller may not write (Linux 6.13), or if a filter of system calls does not know it.
 pub fn pages_of(file: impl AsFd, from: u64, length: u64) -> io::Result<Pages> {
     if length == 0 {
-        // To the kernel this means up to the end.
+        // For the kernel, zero means up to the end.
         return Ok(Pages::default());
     }
     let range = Range { from, length };
     let mut found = CacheStat::default();
-    // SAFETY: both structures have the layout of the kernel's and live until the call returns; it reads the first one and
-    // writes the second one, and nothing else.
+    // SAFETY: both structures have the kernel's layout and outlive the call; it reads the first, writes the second.
     let answer = unsafe {
         libc::syscall(
             CACHESTAT,
@@ -178,7 +169,7 @@ pub fn pages_of(file: impl AsFd, from: u64, length: u64) -> io::Result<Pages> {
     })
 }
 
-/// Whether [`pages_of`] and [`residency`] work here, tried on the program that runs.
+/// Whether [`pages_of`] and [`residency`] work here, tried on our executable.
 ///
 /// # Errors
 /// As there, with the name of the system call.

@@ -1,7 +1,5 @@
-//! `fanotify(7)`: the kernel tells who has written into a file, also of `/proc/sys` and `/sys`.
-//!
-//! Needs CAP_SYS_ADMIN. Only writes through the same mount of proc are told (a container with a proc of its own has other
-//! inodes), so whoever relies on it looks at the values now and then as well.
+//! `fanotify(7)`: the kernel reports the writer of a file, also of `/proc/sys` and `/sys`. Needs CAP_SYS_ADMIN. Only
+//! writes through the same mount of proc are reported (other mounts have other inodes), so users also poll.
 
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -10,17 +8,15 @@ use std::io;
 
 /// Length of an event as the kernel writes it (`struct fanotify_event_metadata`, include/uapi/linux/fanotify.h).
 const EVENT_BYTES: usize = 24;
-/// Version of that structure.
 const VERSION: u8 = 3;
-/// Events read in one call.
 const EVENTS_MAX: usize = 64;
 
-/// Somebody wrote.
+/// A write.
 #[derive(Debug)]
 pub struct Written {
     /// The file, opened for reading; `None` when the kernel lost events because there were too many.
     pub file: Option<OwnedFd>,
-    /// Process that wrote; 0 when it is not to be seen from here.
+    /// Writing process; 0 if it is invisible from here.
     pub pid: i32,
 }
 
@@ -42,7 +38,7 @@ impl Fanotify {
     /// # Errors
     /// As `fanotify_init(2)`: `PermissionDenied` without CAP_SYS_ADMIN, `Unsupported` on a kernel without it.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no memory is passed; the result is checked before it is taken for a descriptor.
+        // SAFETY: no memory is passed; the result is checked before its use as a descriptor.
         let fd = unsafe {
             libc::fanotify_init(
                 libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK,
@@ -50,11 +46,11 @@ impl Fanotify {
             )
         };
         let fd = checked(fd)?;
-        // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+        // SAFETY: the kernel just made this descriptor, without other users.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Tells of writes into this file from now on.
+    /// Reports writes to this file from now on.
     ///
     /// # Errors
     /// As `fanotify_mark(2)`.
@@ -73,7 +69,7 @@ impl Fanotify {
         checked(result).map(|_| ())
     }
 
-    /// What was written since; empty when nothing was.
+    /// Writes since the last call; empty without one.
     ///
     /// # Errors
     /// As `read(2)`, but not for lack of events.
@@ -102,7 +98,7 @@ impl Fanotify {
                 ));
             }
             let fd = i32::from_ne_bytes(word(16));
-            // SAFETY: the kernel opened this descriptor for us with the event, and it stands in no other event.
+            // SAFETY: the kernel opened this descriptor for us with the event, and it is in no other event.
             let file = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) });
             found.push(Written {
                 file,

@@ -1,5 +1,4 @@
-//! Reading small kernel files: bounded, below the root, and relative to a directory that is kept open where many
-//! are read.
+//! Bounded reads of small kernel files, below the root; for many reads, relative to a directory that stays open.
 
 use crate::Root;
 use homeostat_platform::PlatformError;
@@ -10,14 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Most that is read of a file which is not expected to be large.
+/// Most bytes read of a file that is not expected to be large.
 pub const SMALL_FILE_MAX: usize = 64 * 1024;
-/// Most that is read of `/proc/cpuinfo`, `/proc/stat`, `/proc/config.gz` and the like.
+/// Most bytes read of `/proc/cpuinfo`, `/proc/stat`, `/proc/config.gz` and the like.
 pub const LARGE_FILE_MAX: usize = 4 * 1024 * 1024;
-/// Most entries of a directory that are looked at.
+/// Most entries read of a directory.
 pub const DIRECTORY_MAX: usize = 100_000;
 
-/// What a bounded read found. A text that was cut is not the whole text, and nothing may be concluded from what it lacks.
+/// Result of a bounded read. Absence from a cut text proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a text that was cut must not be taken for the whole"]
 pub struct Text<'b> {
@@ -26,12 +25,12 @@ pub struct Text<'b> {
 }
 
 impl<'b> Text<'b> {
-    /// A text to its end.
+    /// A complete text.
     pub fn whole_of(bytes: &'b [u8]) -> Self {
         Self { bytes, cut: false }
     }
 
-    /// A text of which this is the beginning only.
+    /// The beginning of a longer text.
     pub fn cut(bytes: &'b [u8]) -> Self {
         Self { bytes, cut: true }
     }
@@ -41,7 +40,7 @@ impl<'b> Text<'b> {
         (!self.cut).then_some(self.bytes)
     }
 
-    /// As much of the text as was read: only for what the beginning says, or for lines one by one.
+    /// The text as far as read: only for facts at the beginning, or for single lines.
     pub fn beginning(self) -> &'b [u8] {
         self.bytes
     }
@@ -56,7 +55,7 @@ impl<'b> Text<'b> {
 #[derive(Debug)]
 pub struct Directory {
     open: OwnedFd,
-    /// It belongs to a captured tree, where no link may lead out of it.
+    /// It belongs to a captured tree, and links must not lead out of it.
     captured: bool,
 }
 
@@ -77,8 +76,7 @@ impl Directory {
         self.open.as_fd()
     }
 
-    /// Reads a file in it into `buffer`, at most `limit` bytes. The buffer grows to what the file needed and
-    /// is kept by the caller, so a steady state allocates nothing.
+    /// Reads at most `limit` bytes of a file in it. The caller keeps the `buffer`: a steady state allocates nothing.
     ///
     /// # Errors
     /// As `open(2)` and `read(2)`; a process that ended is `NOENT` or `SRCH`.
@@ -107,13 +105,11 @@ impl Directory {
         rustix::fs::openat(&self.open, relative, flags, Mode::empty())
     }
 
-    /// Reads a file of one short record (`stat`, `statm`, `schedstat`) with a single `read(2)`: the kernel writes
-    /// it whole or not at all, so asking for its end would be a wasted call per process.
+    /// Reads a short record (`stat`, `statm`, `schedstat`) with one `read(2)`: the kernel never writes a part.
     ///
     /// # Errors
     /// As [`Directory::read`]; `FBIG` for a file that is no such record.
     pub fn read_record<'b>(&self, relative: &CStr, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Errno> {
-        /// Longer than any such record: `stat` has 52 numbers of at most 20 digits.
         const RECORD_MAX: usize = 2048;
         let fd = self.open_file(relative)?;
         if buffer.len() < RECORD_MAX {
@@ -128,7 +124,6 @@ impl Directory {
 }
 
 impl From<OwnedFd> for Directory {
-    /// A directory that was opened for reading.
     fn from(open: OwnedFd) -> Self {
         Self {
             open,
@@ -137,20 +132,18 @@ impl From<OwnedFd> for Directory {
     }
 }
 
-/// Reads from the start of an open file until its end or `limit`.
 fn read_all<'b>(fd: BorrowedFd<'_>, buffer: &'b mut Vec<u8>, limit: usize) -> Result<Text<'b>, Errno> {
     fill(buffer, limit, |room, _| rustix::io::read(fd, room))
 }
 
-/// Fills the buffer, which grows as it needs to, by `read` (into which room, from which position) until there is nothing
-/// more or more than `limit` bytes are there.
+/// Fills the growing buffer by `read` (into which room, from which position) until the end or beyond `limit` bytes.
 fn fill<'b>(
     buffer: &'b mut Vec<u8>,
     limit: usize,
     mut read: impl FnMut(&mut [u8], usize) -> Result<usize, Errno>,
 ) -> Result<Text<'b>, Errno> {
     let mut used = 0;
-    // The byte after the limit tells a file that ends there from one that goes on.
+    // The byte after the limit separates a file that ends there from a longer one.
     while used <= limit {
         if used == buffer.len() {
             let larger = (used * 2).max(1024).min(limit.saturating_add(1));
@@ -171,8 +164,7 @@ fn fill<'b>(
     })
 }
 
-/// A file that is read again and again. It stays open: reading it anew takes no memory, neither ours nor, but for what the
-/// file itself needs, the kernel's.
+/// A file that is read repeatedly and stays open: a new reading takes no memory but the kernel's for the file.
 #[derive(Debug)]
 pub struct Kept {
     root: Root,
@@ -181,7 +173,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The file of that absolute path below the root; it is opened when it is read first.
+    /// The file of that absolute path below the root; the first reading opens it.
     pub fn new(root: &Root, absolute: &str) -> Self {
         Self {
             root: root.clone(),
@@ -200,18 +192,16 @@ impl Kept {
         self.read_text(buffer, limit)?.whole()
     }
 
-    /// The same, and cut where it is longer. The buffer grows to what the file needed and is kept by the caller, so a steady
-    /// state allocates nothing.
+    /// As [`Kept::read`], but cuts a longer file. The caller keeps the buffer: a steady state allocates nothing.
     pub fn read_text<'b>(&mut self, buffer: &'b mut Vec<u8>, limit: usize) -> Option<Text<'b>> {
         if self.open.is_none() {
             self.open = Some(self.root.open(&self.absolute, OFlags::RDONLY).ok()?);
         }
         let outcome = fill(buffer, limit, |room, at| {
-            // Opened above.
             let open = self.open.as_ref().ok_or(Errno::BADF)?;
             rustix::io::pread(open, room, at as u64)
         });
-        // Below another root than `/` the file may be another one each time.
+        // Below another root than `/` the path may lead to another file each time.
         if outcome.is_err() || !self.root.is_live() {
             self.open = None;
         }
@@ -219,7 +209,7 @@ impl Kept {
     }
 }
 
-/// Writes a number and what follows it into a name that ends with a zero byte; what does not fit is left out.
+/// Writes a number and its suffix into a name that ends with a zero byte; an overlong rest is left out.
 fn write_name(name: &mut [u8], number: u32, rest: &[&[u8]]) {
     let mut digits = [0u8; 10];
     let mut n = number;
@@ -234,7 +224,6 @@ fn write_name(name: &mut [u8], number: u32, rest: &[&[u8]]) {
     }
     let mut length = 0;
     for &b in digits[at..].iter().chain(rest.iter().copied().flatten()) {
-        // The last byte stays zero: the name always ends.
         if length + 1 < name.len() {
             name[length] = b;
             length += 1;
@@ -281,10 +270,10 @@ pub fn bytes(root: &Root, absolute: &str, limit: usize) -> Option<Vec<u8>> {
     read(root, absolute, limit).ok()
 }
 
-/// As [`bytes`], for who wants to know why.
+/// As [`bytes`], with the reason for a failure.
 ///
 /// # Errors
-/// As `open(2)` and `read(2)`; `FBIG` where the file is longer than `limit` bytes.
+/// As `open(2)` and `read(2)`; `FBIG` if the file is longer than `limit` bytes.
 pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno> {
     let fd = root.open(absolute, OFlags::RDONLY)?;
     let mut buffer = Vec::new();
@@ -294,12 +283,12 @@ pub fn read(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Errno>
     Ok(buffer)
 }
 
-/// As [`bytes`], as text without white space around it; what is not UTF-8 is replaced.
+/// As [`bytes`], as text without surrounding white space; invalid UTF-8 is replaced.
 pub fn text(root: &Root, absolute: &str) -> Option<String> {
     bytes(root, absolute, SMALL_FILE_MAX).map(|b| String::from_utf8_lossy(&b).trim().to_owned())
 }
 
-/// A file that must be there.
+/// Reads a required file.
 ///
 /// # Errors
 /// `Unsupported` with the path and the system's words.
@@ -307,7 +296,7 @@ pub fn required(root: &Root, absolute: &str, limit: usize) -> Result<Vec<u8>, Pl
     bytes(root, absolute, limit).ok_or_else(|| is_missing(&root.path(absolute)))
 }
 
-/// The fault of a file that must be there and is not.
+/// The error for a missing required file.
 pub fn is_missing(path: &Path) -> PlatformError {
     PlatformError::Unsupported {
         what: format!("reading {}", path.display()),

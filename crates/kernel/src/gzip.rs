@@ -1,7 +1,7 @@
 //! Unpacking `/proc/config.gz`.
 
-/// The contents of a gzip file (RFC 1952), at most `limit` bytes; `None` when it is damaged or larger. The checksum
-/// is not verified: the kernel made the file in memory.
+/// The contents of a gzip file (RFC 1952), at most `limit` bytes; `None` when it is damaged or larger. The checksum is
+/// not verified: the kernel made the file in memory.
 pub(crate) fn unpack(packed: &[u8], limit: usize) -> Option<Vec<u8>> {
     const TEXT_FIELDS: [u8; 2] = [0x08, 0x10]; // name, comment: each ends with a zero byte
     let flags = match packed {

@@ -1,18 +1,15 @@
-//! What a helper process needs of the kernel: fork, a table of descriptors of its own, and a filter of system calls.
+//! System calls for helper processes: fork, a separate table of descriptors, and a filter of system calls.
 
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Makes a copy of this process with one thread, and runs `child` in it. Returns its process id.
-///
-/// The child never returns into the caller's code: it ends when `child` does, without running anything that was
-/// registered for the end of this program. A panic in it ends it with status 101.
+/// Forks a process with one thread that runs `child`, and returns its process id. The child ends with `child`, without
+/// the program's exit handlers and without a return to the caller's code. A panic ends it with status 101.
 ///
 /// # Errors
 /// The kernel made no process.
 pub fn fork(child: impl FnOnce()) -> Result<i32, Errno> {
-    // SAFETY: the child allocates memory, which the C library's own handlers of fork make safe in a program with threads;
-    // it takes no lock of this program, and leaves by `_exit`.
+    // SAFETY: the C library's fork handlers make allocation safe; the child takes no lock, and leaves by `_exit`.
     match unsafe { libc::fork() } {
         -1 => Err(last()),
         0 => {
@@ -29,7 +26,7 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Closes every descriptor of this process but the standard ones and those given.
+/// Closes all descriptors of this process but the standard and given ones.
 ///
 /// # Errors
 /// The kernel has no `close_range` (before Linux 5.9) and `/proc/self/fd` cannot be read.
@@ -49,13 +46,13 @@ pub fn close_all_but(kept: &[&OwnedFd]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes the standard input, output and error of this process that file.
+/// Replaces standard input, output and error of this process by that file.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn standard_is(file: &OwnedFd) -> Result<(), Errno> {
     for standard in 0..3 {
-        // SAFETY: takes numbers; what owns the standard descriptors does not mind which file they are.
+        // SAFETY: takes numbers; owners of the standard descriptors do not depend on the file behind them.
         if unsafe { libc::dup2(file.as_raw_fd(), standard) } < 0 {
             return Err(last());
         }
@@ -64,7 +61,7 @@ pub fn standard_is(file: &OwnedFd) -> Result<(), Errno> {
 }
 
 fn close_between(first: u32, last_one: u32) -> Result<(), Errno> {
-    // SAFETY: takes numbers. Nothing that owns one of these descriptors is used in this process any more.
+    // SAFETY: takes numbers. Owners of these descriptors are no longer used in this process.
     let done = unsafe { libc::syscall(libc::SYS_close_range, first, last_one, 0) };
     if done == 0 {
         return Ok(());
@@ -85,8 +82,7 @@ fn close_between(first: u32, last_one: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// From now on children that end are taken away by the kernel, signals of a terminal or a service manager are not heard (a
-/// helper ends with its daemon), and all others do what they do by default.
+/// From now on the kernel reaps children; signals of a terminal or service manager are ignored, others default.
 pub fn plain_signals() {
     for signal in 1..=31 {
         let handler = match signal {
@@ -136,11 +132,11 @@ fn descriptor_of(namespace: impl AsFd, request: libc::c_ulong) -> Result<OwnedFd
     if fd < 0 {
         return Err(last());
     }
-    // SAFETY: nobody else owns it.
+    // SAFETY: nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The user who made a user namespace, as the caller's own knows him.
+/// The user who made a user namespace, by its number in the caller's.
 ///
 /// # Errors
 /// It is no user namespace.
@@ -158,8 +154,7 @@ pub fn namespace_maker(namespace: impl AsFd) -> Result<u32, Errno> {
     if done < 0 { Err(last()) } else { Ok(user) }
 }
 
-/// From now on this thread and its children may make these system calls only; any other fails with `EPERM`. Calls made for
-/// another architecture end the process.
+/// Limits this thread and its children to these calls; others fail with `EPERM`, those of other architectures kill.
 ///
 /// # Errors
 /// The kernel has no filters, or new privileges were not given up before.

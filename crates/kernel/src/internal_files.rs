@@ -1,6 +1,6 @@
-//! The devices of files that the kernel keeps for itself, on no mount: memory that is shared by a descriptor (memfd_create(2),
-//! also `/dev/zero` and System V memory), huge pages without a file, and the rings of asynchronous input and output (io_setup(2)).
-//! A list of mappings names them like files of a disk; which they are is found out by making one.
+//! Devices of the kernel's internal files without a mount, found by making one of each: shared memory (memfd_create(2),
+//! `/dev/zero`, System V), huge pages, rings of asynchronous I/O (io_setup(2)). In mappings they look like files of a
+//! disk.
 
 use rustix::fs::{MemfdFlags, fstat, major, memfd_create, minor};
 use std::collections::BTreeSet;
@@ -16,7 +16,6 @@ pub fn devices() -> BTreeSet<(u32, u32)> {
     let mut found: BTreeSet<(u32, u32)> = kinds
         .into_iter()
         .filter_map(|kind| {
-            // Nothing is mapped or reserved: only the file is made.
             let file = memfd_create("homeostat", MemfdFlags::CLOEXEC | kind).ok()?;
             let device = fstat(&file).ok()?.st_dev;
             Some((major(device), minor(device)))
@@ -26,20 +25,18 @@ pub fn devices() -> BTreeSet<(u32, u32)> {
     found
 }
 
-/// The device of the ring that the kernel maps for asynchronous input and output.
 fn ring_of_input_and_output() -> Option<(u32, u32)> {
     let mut context: libc::c_ulong = 0;
-    // SAFETY: the kernel writes one word, the address at which it has mapped the ring, to a live one.
+    // SAFETY: the kernel writes one word, the address of the mapped ring, to a live one.
     if unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) } != 0 {
         return None;
     }
     let maps = std::fs::read_to_string("/proc/self/maps");
-    // SAFETY: the ring that was just made, with which nothing was begun; the kernel takes away its own mapping.
+    // SAFETY: the unused ring just made; the kernel removes its own mapping.
     unsafe { libc::syscall(libc::SYS_io_destroy, context) };
     device_at(&maps.ok()?, context)
 }
 
-/// The device of the mapping that begins at an address, in a list of mappings.
 fn device_at(maps: &str, start: u64) -> Option<(u32, u32)> {
     let line = maps.lines().find(|line| {
         let begin = line

@@ -1,19 +1,19 @@
-//! Having a thread of our own come back from a system call that takes too long.
+//! Ends a system call of our own thread that takes too long.
 
 use std::sync::OnceLock;
 
-/// What is sent. Nobody means anything else by it: without a handler it is ignored, and it comes from sockets only where that is asked for.
+/// The signal. It has no other meaning here: without a handler it is ignored, and sockets send it only on request.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Does nothing: that there is a handler is what ends the call.
+/// Does nothing: the mere existence of a handler ends the call.
 extern "C" fn arrived(_: libc::c_int) {}
 
-/// The number of the calling thread, by which it is interrupted.
+/// The number of the calling thread, for [`interrupt`].
 pub fn own_number() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Sends it to a thread of this process: a system call that looks for signals ends with `EINTR`. One that is not there (any more) is not.
+/// Interrupts a thread of this process, if it exists: its system call ends with `EINTR` if it checks for signals.
 pub fn interrupt(thread: i32) {
     static HANDLER: OnceLock<bool> = OnceLock::new();
     let is_there = HANDLER.get_or_init(|| {
@@ -24,8 +24,7 @@ pub fn interrupt(thread: i32) {
         unsafe { libc::sigaction(SIGNAL, &raw const action, std::ptr::null_mut()) == 0 }
     });
     if *is_there {
-        // SAFETY: it sends a signal for which there is a handler that does nothing, to a thread of this process and to no other process:
-        // the kernel refuses a number that is none of its threads.
+        // SAFETY: the signal's handler does nothing, and the kernel refuses a number that is none of our threads.
         unsafe {
             libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL);
         }

@@ -3,8 +3,7 @@
 use crate::release::kernel_release;
 use crate::{Root, files};
 
-/// The kernel's configuration, as text of lines `CONFIG_X=y`: from `/boot`, from the modules' directory, or from the kernel
-/// itself (`/proc/config.gz`). `None` where none of them is there.
+/// The kernel's configuration (`CONFIG_X=y`) from `/boot`, the modules' directory, or `/proc/config.gz`, if any.
 pub fn read(root: &Root) -> Option<Vec<u8>> {
     let release = kernel_release(root);
     [

@@ -1,8 +1,5 @@
-//! System calls without a safe wrapper in a library. The only crate of the workspace's daemon side with
-//! `unsafe`; every function is a thin, safe wrapper that states its argument.
-//!
-//! Beside them what every crate that reads the machine needs: the tree below which it is read ([`Root`]), the files of a process,
-//! and the text of kernel files.
+//! System calls without a safe wrapper in a library: only here does the daemon have `unsafe`, in thin, safe functions.
+//! Also the basics of all readers: the tree to read ([`Root`]), the files of a process, and the text of kernel files.
 #![expect(unsafe_code, reason = "the one place where system calls are made by hand")]
 
 pub mod bpf;
@@ -37,5 +34,5 @@ mod tree;
 
 pub use root::Root;
 
-/// A name, and a parser that takes whatever bytes there are and may refuse them, but no more.
+/// A name, and a parser that takes any bytes and may only refuse them.
 pub type Parser = (&'static str, fn(&[u8]));

@@ -1,16 +1,13 @@
-//! Memory of other processes: process handles that survive pid reuse, advice from outside, and the state of
-//! large-page-sized pieces.
+//! Memory of other processes: process handles that survive pid reuse, advice, and the state of large-page-sized pieces.
 //!
 //! Measured on Linux 6.18 (x86-64, `enabled=madvise`), checked by `tests/large_pages.rs` and the tests below:
-//! * `PAGEMAP_SCAN` reports `PAGE_IS_HUGE` only for pages mapped by a PMD. After `MADV_COLLAPSE` a piece is one
-//!   region *present + huge*; after `MADV_COLD` on one of its base pages it is one region *present*. This is the
-//!   fact that matters for address translation, and it is exact.
-//! * `/proc/kpageflags` bit 22 (THP) describes the *folio*, not the mapping: it is also set for a large folio
-//!   mapped by PTEs. `MADV_COLD` splits the folio itself, so the bit is clear after our undo; but a piece whose
-//!   mapping alone was split (for example by `mprotect` of a part) is still flagged. The fallback therefore asks
-//!   in addition for 512 consecutive frames from an aligned first one, and may still call such a piece huge.
-//! * Base pages in swap and mappings of the shared zero page do not count as present: conversion would have to
-//!   add memory for both.
+//! * `PAGEMAP_SCAN` reports `PAGE_IS_HUGE` only for pages mapped by a PMD: the exact fact for address translation.
+//!   After `MADV_COLLAPSE` a piece is one region *present + huge*; after `MADV_COLD` on one page, one region *present*.
+//! * `/proc/kpageflags` bit 22 (THP) describes the *folio*, not the mapping: it is also set for a large folio mapped by
+//!   PTEs. `MADV_COLD` splits the folio, so our undo clears the bit. A piece whose mapping alone was split (for example
+//!   by `mprotect` of a part) keeps it. The fallback therefore also requires 512 consecutive frames from an aligned
+//!   first one, and may still call such a piece huge.
+//! * Pages in swap and mappings of the shared zero page do not count as present: conversion would add memory for both.
 
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::fs::File;
@@ -27,14 +24,13 @@ pub const PIECE: u64 = 2 * 1024 * 1024;
 pub const PAGES_PER_PIECE: u16 = (PIECE / BASE_PAGE) as u16;
 /// Most ranges in one vectored call (`UIO_MAXIOV` of the kernel).
 pub const RANGES_PER_CALL_MAX: usize = 1024;
-/// Address space that one call looks at. The kernel holds the address space of the process (`mmap_lock`) for the whole
-/// call, and its `mmap` calls wait meanwhile. Measured: 0.3 ms for 64 MiB of small pages, so a machine that is 15 times
-/// slower still stays below 5 ms.
+/// Address space per call. The kernel holds the process's address space (`mmap_lock`) for the whole call, and its
+/// `mmap` calls wait. Measured: 0.3 ms for 64 MiB of small pages, so a machine 15 times slower stays below 5 ms.
 const SLICE: u64 = 64 * 1024 * 1024;
-/// Most pieces in one query: 64 GiB. Keeps one query bounded; callers ask again for more.
+/// Most pieces in one query: 64 GiB, to keep a query bounded.
 pub const PIECES_PER_QUERY_MAX: u64 = 32 * 1024;
 
-/// Advice that another process's memory can be given (`linux/mman.h`).
+/// Advice for another process's memory (`linux/mman.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// `MADV_COLLAPSE` (Linux 6.1): map the range by large pages now.
@@ -52,13 +48,13 @@ impl Advice {
     }
 }
 
-/// Why the kernel did not take an advice (`process_madvise(2)`, `madvise(2)`).
+/// Reason why the kernel refused an advice (`process_madvise(2)`, `madvise(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdviseError {
     /// EAGAIN: a page could not be isolated or locked just now; try again.
     #[error("pages are in use just now (EAGAIN)")]
     Again,
-    /// EINVAL: the range can not take it (misaligned shared memory, refused by the owner, not supported).
+    /// EINVAL: the range cannot take it (misaligned shared memory, refused by the owner, not supported).
     #[error("the range can not take it (EINVAL)")]
     Invalid,
     /// ENOMEM: no large page could be allocated, or a part of the range is not mapped.
@@ -109,8 +105,7 @@ pub struct AddressRange {
     pub length: u64,
 }
 
-/// Opens a handle on a process. The handle never refers to a later process with the same number: open it, then
-/// check the start time, and everything done through it hits that process or nobody.
+/// Opens a handle that never refers to a later process with this number. Check the start time afterwards.
 ///
 /// # Errors
 /// ESRCH when there is no such process, ENOSYS before Linux 5.3.
@@ -137,9 +132,8 @@ pub fn process_madvise(
     process_madvise_vectored(process, &[AddressRange { start, length }], advice).map(|_| ())
 }
 
-/// Gives up to [`RANGES_PER_CALL_MAX`] ranges of another process an advice, in order, in one system call.
-/// Returns the number of bytes advised; less than asked for means that the range at which they end was refused
-/// (ask for that one alone to learn why).
+/// Gives up to [`RANGES_PER_CALL_MAX`] ranges of another process an advice, in order, in one system call. Returns the
+/// bytes advised. Fewer than requested: the range at which they end was refused (advise it alone for the reason).
 ///
 /// # Errors
 /// See [`AdviseError`]; then the first range was refused. Too many ranges are [`AdviseError::Invalid`].
@@ -158,9 +152,8 @@ pub fn process_madvise_vectored(
             iov_len: r.length as usize,
         })
         .collect();
-    // SAFETY: process_madvise(2) reads `vector`, which lives across the call and whose length is passed; the
-    // addresses in it belong to the other process and are never followed here. The two advices that `Advice` can
-    // name do not change the contents of memory, so even a handle on ourselves keeps Rust's view of memory valid.
+    // SAFETY: process_madvise(2) reads the live `vector` of the passed length, and never follows its addresses in this
+    // process. Neither advice changes contents of memory, so even a handle on ourselves keeps Rust's view valid.
     let done = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
@@ -184,10 +177,10 @@ pub enum PieceState {
     Full,
     /// Some base pages absent (never touched, zero page, or in swap): conversion would add memory for them.
     Sparse {
-        /// How many are present; less than [`PAGES_PER_PIECE`].
+        /// Pages present; fewer than [`PAGES_PER_PIECE`].
         present: u16,
-        /// How many are mapped to the shared zero page. When a large page is split, Linux 6.12 and later map its
-        /// zero-filled pages there and free them. Always 0 in the fallback without `PAGEMAP_SCAN`.
+        /// Pages mapped to the shared zero page (Linux 6.12 and later do so when they split a large page, and free
+        /// them). Always 0 in the fallback without `PAGEMAP_SCAN`.
         zero: u16,
     },
     /// Mapped, but no base page present, not even the zero page.
@@ -234,15 +227,13 @@ struct ScanArgument {
 /// Regions fetched by one scan call: 24 KiB of buffer. A fully populated GiB is one region.
 const REGIONS_PER_CALL: usize = 1024;
 
-/// The page tables of one process, as `/proc/PID/pagemap` shows them. Keeps its buffers: asking again
-/// allocates nothing.
+/// The page tables of one process, by `/proc/PID/pagemap`. Keeps its buffers: a second query allocates nothing.
 #[derive(Debug)]
 pub struct Pagemap {
     file: File,
     path: PathBuf,
     scan_works: bool,
     regions: Vec<ScanRegion>,
-    /// Bytes of pagemap entries for one piece.
     entries: Vec<u8>,
     flags: Option<File>,
     proc: PathBuf,
@@ -250,12 +241,10 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens the page tables of a process below a `/proc` directory. The file keeps referring to the memory of
-    /// the process that had the number when it was opened.
+    /// Opens the page tables of a process below a `/proc` directory. The file stays with the process of that moment.
     ///
     /// # Errors
-    /// ENOENT or ESRCH when the process is gone, EACCES without the right to trace it, ENOTSUP where pages are not those of
-    /// [`BASE_PAGE`].
+    /// ENOENT or ESRCH when the process is gone, EACCES without the right to trace it, ENOTSUP for other page sizes.
     pub fn open(proc: &Path, pid: i32) -> io::Result<Self> {
         if rustix::param::page_size() as u64 != BASE_PAGE {
             return Err(io::Error::from_raw_os_error(libc::ENOTSUP));
@@ -280,13 +269,12 @@ impl Pagemap {
         self
     }
 
-    /// Whether states come from `PAGEMAP_SCAN` (exact) and not from the fallback. Meaningful after the first
-    /// query.
+    /// Whether states come from `PAGEMAP_SCAN` (exact) and not from the fallback. Valid after the first query.
     pub fn is_exact(&self) -> bool {
         self.scan_works
     }
 
-    /// How long the longest system call took: the longest time for which the address space was held.
+    /// Duration of the longest system call: the longest time for which the address space was held.
     pub fn longest_call(&self) -> Duration {
         self.longest_call
     }
@@ -296,12 +284,11 @@ impl Pagemap {
         &self.path
     }
 
-    /// States of `count` consecutive pieces from `start` (a multiple of [`PIECE`]), written to `states`, which is
-    /// emptied first. All pieces are [`PieceState::Unmapped`] when the process has ended.
+    /// States of `count` consecutive pieces from `start` (a multiple of [`PIECE`]); replaces the contents of `states`.
+    /// All pieces are [`PieceState::Unmapped`] when the process has ended.
     ///
     /// # Errors
-    /// EINVAL for a start that is not aligned or more than [`PIECES_PER_QUERY_MAX`] pieces; else what the kernel
-    /// says.
+    /// EINVAL for an unaligned start or more than [`PIECES_PER_QUERY_MAX`] pieces; otherwise the kernel's error.
     pub fn piece_states(&mut self, start: u64, count: u64, states: &mut Vec<PieceState>) -> io::Result<()> {
         let end = count
             .checked_mul(PIECE)
@@ -333,8 +320,7 @@ impl Pagemap {
         let mut from = start;
         let mut piece = start;
         let mut counted = start;
-        // Each call either reaches the end or fills the buffer, that is, gets ahead by at least one page per
-        // region; the bound only guards against a kernel that does not advance.
+        // Each call ends or advances by at least one page per region: the bound only guards against a faulty kernel.
         while from < end {
             let slice_end = end.min(from.saturating_add(SLICE));
             let mut argument = ScanArgument {
@@ -347,9 +333,8 @@ impl Pagemap {
                 ..ScanArgument::default()
             };
             let begun = Instant::now();
-            // SAFETY: the request number encodes the size of `argument` (asserted above), which is a live, writable
-            // `struct pm_scan_arg`; its `vec` points to `vec_len` writable `struct page_region` that nobody else
-            // uses during the call. Without flags the call only reads page tables.
+            // SAFETY: the request number encodes the size of the live, writable `argument` (asserted above). Its `vec`
+            // points to `vec_len` writable, unshared `struct page_region`. Without flags the call only reads.
             let filled = unsafe {
                 libc::ioctl(
                     self.file.as_raw_fd(),
@@ -361,7 +346,6 @@ impl Pagemap {
             let filled = usize::try_from(filled).map_err(|_| io::Error::last_os_error());
             let filled = match filled {
                 Ok(n) => n.min(self.regions.len()),
-                // The process ended: it has no memory any more.
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => 0,
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(e) => return Err(e),
@@ -380,8 +364,7 @@ impl Pagemap {
                 }
                 counted = counted.max(stop);
             }
-            // Linux 6.18 sometimes returns a walk_end before the end of the last region it returned (seen when
-            // the buffer fills up at the end of the range); what was counted must not be counted again.
+            // Linux 6.18 sometimes returns a walk_end before the end of the last region: never count pages again.
             let walked = if filled == 0 {
                 slice_end
             } else {
@@ -413,12 +396,11 @@ impl Pagemap {
         }
     }
 
-    /// How many present base pages of the piece are mapped by this process alone, and how many by others too.
-    /// (pagemap bit 63 = present, bit 56 = exclusively mapped, Linux 4.2.) Conversion copies anonymous pages
-    /// that are shared with a forked process, so each of those adds memory.
+    /// Present base pages of the piece that only this process maps (pagemap bits 63 = present, 56 = exclusively mapped,
+    /// Linux 4.2), and shared ones. Conversion copies anonymous pages shared with a fork, so each adds memory.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn sharing(&mut self, piece: u64) -> io::Result<Sharing> {
         let mut sharing = Sharing::default();
         if self.read_entries(piece)? {
@@ -436,11 +418,10 @@ impl Pagemap {
         Ok(sharing)
     }
 
-    /// The page frames of the base pages of a piece, written to `frames`, which is emptied first: `None` for a page that
-    /// is not in memory.
+    /// The page frames of the base pages of a piece, `None` for one not in memory; replaces the contents of `frames`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn frames(&mut self, piece: u64, frames: &mut Vec<Option<PageFrame>>) -> io::Result<()> {
         frames.clear();
         if self.read_entries(piece)? {
@@ -455,8 +436,7 @@ impl Pagemap {
         Ok(())
     }
 
-    /// The fallback: pagemap entries and, for pieces that could be huge, `/proc/kpageflags`. A mapped but empty
-    /// piece can not be told from one that is not mapped; it is called empty.
+    /// The fallback: pagemap entries and `/proc/kpageflags`. A piece that is not mapped is reported as empty.
     fn read_piece(&mut self, piece: u64) -> io::Result<PieceState> {
         if !self.read_entries(piece)? {
             return Ok(PieceState::Unmapped);
@@ -476,8 +456,7 @@ impl Pagemap {
             0 => PieceState::Empty,
             PAGES_PER_PIECE => {
                 let frame = first.unwrap_or(0);
-                // Without CAP_SYS_ADMIN frame numbers read as zero: a large page would pass for small ones, and an undo
-                // would believe that nothing is left to split.
+                // Without CAP_SYS_ADMIN frame numbers read as zero: large pages would pass for small or undone ones.
                 if frame == 0 {
                     return Err(io::Error::from_raw_os_error(libc::EPERM));
                 }
@@ -499,7 +478,7 @@ impl Pagemap {
         let mut word = [0; 8];
         flags.read_exact_at(&mut word, frame * 8)?;
         let word = u64::from_ne_bytes(word);
-        // Bit 24 is the zero page, here the huge one: nobody's memory, and it can not be split.
+        // Bit 24 is the zero page, here the huge one: it belongs to no process, and cannot be split.
         Ok(word >> 22 & 1 == 1 && word >> 24 & 1 == 0)
     }
 }
@@ -509,17 +488,16 @@ impl Pagemap {
 pub struct PageFrame {
     /// Its number; 0 when the kernel does not show it (no `CAP_SYS_ADMIN`).
     pub number: u64,
-    /// Certainly a page of its own: no other process maps it, or it belongs to a file or shared memory. What is left is
-    /// the zero page, which belongs to nobody, and what a forked process shares.
+    /// Certainly a page of its own: part of a file or shared memory, or mapped by no other process (not the zero page).
     pub is_ordinary: bool,
 }
 
-/// Who maps the base pages of a piece.
+/// Mappers of the base pages of a piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
     /// Present pages that only this process maps.
     pub exclusive: u16,
-    /// Present pages that other processes map too.
+    /// Present pages that other processes map, too.
     pub shared: u16,
     /// Present pages that belong to a file or to shared memory (pagemap bit 61).
     pub file: u16,
@@ -532,7 +510,6 @@ fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
         .map(|word| u64::from_ne_bytes(*word))
 }
 
-/// Pages of one piece seen so far.
 #[derive(Default)]
 struct Tally {
     mapped: u64,
@@ -544,11 +521,11 @@ struct Tally {
 impl Tally {
     fn add(&mut self, pages: u64, categories: u64) {
         self.mapped += pages;
-        // The huge zero page (told from others since Linux 6.16) is nobody's memory, and can not be split.
+        // The huge zero page (recognisable since Linux 6.16) belongs to no process, and cannot be split.
         if categories & (PAGE_IS_HUGE | PAGE_IS_PFNZERO) == PAGE_IS_HUGE {
             self.huge += pages;
         }
-        // The shared zero page occupies nothing: converting it adds memory, as for a hole.
+        // The shared zero page occupies nothing: like a hole, its conversion adds memory.
         if categories & (PAGE_IS_PRESENT | PAGE_IS_PFNZERO) == PAGE_IS_PRESENT {
             self.present += pages;
         }
@@ -576,8 +553,7 @@ impl Tally {
     }
 }
 
-/// A private anonymous mapping of our own, aligned to the piece, for probing what the kernel can do. Unmapped
-/// when dropped.
+/// A private anonymous mapping of our own, aligned to the piece, to probe the kernel; unmapped when dropped.
 #[derive(Debug)]
 pub struct ScratchMapping {
     mapping: *mut libc::c_void,
@@ -587,7 +563,7 @@ pub struct ScratchMapping {
 }
 
 impl ScratchMapping {
-    /// Maps that many pieces, untouched.
+    /// Maps this many pieces, untouched.
     ///
     /// # Errors
     /// ENOMEM when there is no room; EINVAL for 0 or more than 512 pieces.
@@ -595,7 +571,7 @@ impl ScratchMapping {
         if pieces == 0 || pieces > 512 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // One piece more than asked for, so that an aligned start is certainly inside.
+        // One more piece, so that an aligned start is certainly inside.
         let mapped = ((pieces + 1) * PIECE) as usize;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no existing object.
         let mapping = unsafe {
@@ -611,13 +587,13 @@ impl ScratchMapping {
         if mapping == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // The daemon locks its memory (mlockall with MCL_FUTURE); the kernel refuses MADV_COLD for locked memory
-        // (EINVAL), so a probe on it would say that nothing can be split.
-        // SAFETY: changes a flag of the mapping just made; its contents and extent stay as they are.
+        // The daemon locks its memory (mlockall with MCL_FUTURE). The kernel refuses MADV_COLD for locked memory
+        // (EINVAL).
+        // SAFETY: changes a flag of the mapping just made; its contents and extent stay.
         let unlocked = unsafe { libc::munlock(mapping, mapped) };
         if unlocked != 0 {
             let error = io::Error::last_os_error();
-            // SAFETY: the mapping just made, which nobody else knows.
+            // SAFETY: the mapping just made, without other users.
             unsafe { libc::munmap(mapping, mapped) };
             return Err(error);
         }
@@ -642,8 +618,7 @@ impl ScratchMapping {
     /// Writes one byte to every base page of the first `length` bytes (at most [`ScratchMapping::length`]).
     pub fn touch(&mut self, length: u64) {
         for offset in (0..length.min(self.length())).step_by(BASE_PAGE as usize) {
-            // SAFETY: the address lies inside the mapping that this value owns, which is writable and stays
-            // mapped until drop; no reference into it is ever handed out.
+            // SAFETY: the address lies inside this value's writable mapping, mapped until drop, without references.
             unsafe {
                 std::ptr::with_exposed_provenance_mut::<u8>((self.address + offset) as usize)
                     .write_volatile(1)
@@ -654,7 +629,7 @@ impl ScratchMapping {
 
 impl Drop for ScratchMapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`, which nobody else refers to.
+        // SAFETY: exactly the mapping made in `new`, without other users.
         unsafe { libc::munmap(self.mapping, self.mapped) };
     }
 }

@@ -1,9 +1,7 @@
-//! Every move of a thread from one CPU to another, as it happens: the kernel's software event `cpu-migrations`
-//! (perf_event_open(2)), recorded into a ring per CPU. It needs no tracefs and no hardware counter, and tells thread,
-//! time and the CPU that the thread arrived on.
+//! Every move of a thread between CPUs: the kernel's software event `cpu-migrations` (perf_event_open(2)), recorded
+//! into a ring per CPU. It needs no tracefs and no hardware counter, and reports thread, time and the new CPU.
 //!
-//! Cost: the kernel writes 32 bytes per move; a thread that stays where it is costs nothing. The rings are
-//! [`RING_BYTES`] per CPU. What does not fit in a ring between two reads is lost, and counted.
+//! Cost: the kernel writes 32 bytes per move, in [`RING_BYTES`] per CPU. Moves beyond that are lost, and counted.
 
 use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
 use crate::ring::{Record, Ring, records};
@@ -17,7 +15,7 @@ pub const RING_BYTES: usize = 32 * 1024;
 /// A thread arrived on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Move {
-    /// When, on the kernel's scheduler clock, in nanoseconds; orders moves of all CPUs.
+    /// Time on the kernel's scheduler clock, in nanoseconds; orders moves of all CPUs.
     pub at: u64,
     /// Process.
     pub process: i32,
@@ -44,14 +42,12 @@ const PERF_SAMPLE_CPU: u64 = 1 << 7;
 const FLAG_WATERMARK: u64 = 1 << 14;
 const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SAMPLE: u32 = 9;
-/// The ring of one CPU.
 fn open(cpu: u32) -> Result<Ring, OpenError> {
     let mut attributes = Attributes {
         kind: PERF_TYPE_SOFTWARE,
         config: PERF_COUNT_SW_CPU_MIGRATIONS,
         sample_period: 1,
         sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_CPU,
-        // Nobody waits for the ring: it is read when it suits us.
         flags: FLAG_WATERMARK,
         wakeup: RING_BYTES as u32,
         ..Attributes::default()
@@ -61,7 +57,6 @@ fn open(cpu: u32) -> Result<Ring, OpenError> {
     Ring::map(event, RING_BYTES).map_err(classify_thread)
 }
 
-/// Takes the records apart; what is not understood is passed over by its length.
 fn parse(bytes: &[u8], into: &mut Moves) {
     let moved = |record: &Record<'_>| {
         Some(Move {
@@ -98,7 +93,7 @@ impl MoveWatch {
     ///
     /// # Errors
     /// [`OpenError`]: more than [`CPUS_MAX`] CPUs are unsupported; without `CAP_PERFMON` (and with
-    /// `kernel.perf_event_paranoid` above 0) it is denied. A CPU that went offline meanwhile is passed over.
+    /// `kernel.perf_event_paranoid` above 0) it is denied. A CPU that went offline meanwhile is skipped.
     pub fn open(cpus: impl IntoIterator<Item = u32>) -> Result<Self, OpenError> {
         let mut rings = Vec::new();
         for cpu in cpus {

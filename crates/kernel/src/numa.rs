@@ -1,14 +1,14 @@
-//! Places: the CPUs on which threads may run, and the nodes on which the pages of other processes lie.
+//! CPUs on which threads may run, and NUMA nodes of the pages of other processes.
 //!
-//! Facts about the kernel that the callers rely on (kernel/sched/syscalls.c, mm/migrate.c, mm/mempolicy.c, Linux 6.1 and
+//! Facts about the kernel that callers rely on (kernel/sched/syscalls.c, mm/migrate.c, mm/mempolicy.c, Linux 6.1 and
 //! 6.18; `move_pages(2)`, `sched_setaffinity(2)`):
-//! * [`affinity`] shows the mask without CPUs that are offline; `Cpus_allowed` in `/proc/PID/task/TID/status` shows it
-//!   whole. [`set_affinity`] cuts a mask to what the cpuset of the thread allows, and fails only when nothing is left.
-//! * A thread number has no handle that `sched_setaffinity` would take. It can be given to another thread between the
-//!   look and the call only when all of `pid_max` is gone through meanwhile.
-//! * When [`move_pages`] can not move a page, it ends there: the statuses of that batch and of all later pages are not
-//!   written. They are [`PageStatus::Untried`] here; ask [`nodes_of_pages`] where the pages are now.
-//! * Moving one page of a large page moves the large page whole.
+//! * [`affinity`] omits offline CPUs from the mask; `Cpus_allowed` in `/proc/PID/task/TID/status` is complete.
+//!   [`set_affinity`] cuts a mask to the thread's cpuset, and fails only if nothing is left.
+//! * `sched_setaffinity` takes no handle of a thread. Another thread can get the number between check and call only
+//!   after all of `pid_max` was used meanwhile.
+//! * [`move_pages`] ends at a page that it cannot move. Statuses of that batch and of all later pages are not written:
+//!   here they are [`PageStatus::Untried`], and [`nodes_of_pages`] finds their nodes.
+//! * Moving one page of a large page moves the whole large page.
 
 use homeostat_model::units::ranges;
 use std::fmt;
@@ -18,14 +18,14 @@ use std::io;
 pub const CPUS_MAX: u32 = 8192;
 /// Most NUMA nodes in a set: `MAX_NUMNODES` of the largest kernels in use.
 pub const NODES_MAX: u32 = 1024;
-/// Most pages in one call. The kernel holds the address space of the process for reading while it looks at each.
+/// Most pages in one call. Meanwhile the kernel holds the address space of the process for reading at each page.
 pub const PAGES_PER_CALL_MAX: usize = 16 * 1024;
 
 const MASK_WORDS: usize = CPUS_MAX as usize / 64;
-/// Pointers and words of the kernel's interface have the size of ours.
+/// Pointers and words of the kernel's interface have our size.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 
-/// Why the kernel refused, typed by what the caller should do.
+/// Reason for the kernel's refusal, typed by the caller's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NumaError {
     /// ESRCH: the process or thread is gone.
@@ -195,7 +195,7 @@ impl CpuMask {
 }
 
 impl fmt::Display for CpuMask {
-    /// As the kernel writes lists: `0-3,8`; the empty set is the empty text.
+    /// In the kernel's format of lists: `0-3,8`; the empty set is the empty text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&ranges(self.iter()))
     }
@@ -225,12 +225,11 @@ pub fn affinity(thread: i32) -> Result<CpuMask, NumaError> {
     Ok(CpuMask::from_words(words.to_vec()))
 }
 
-/// Lets a thread run on these CPUs only, as far as its cpuset allows them. New threads and processes of that thread get
-/// the same mask.
+/// Restricts a thread to these CPUs, as far as its cpuset allows. Its new threads and processes inherit the mask.
 ///
 /// # Errors
-/// [`NumaError::Invalid`] when none of them is online and allowed, or the kernel forbids it for that thread;
-/// [`NumaError::NotPermitted`] without `CAP_SYS_NICE` for another user's thread; [`NumaError::NoProcess`] when it is
+/// [`NumaError::Invalid`] when none of them is online and allowed, or the kernel forbids it for that thread.
+/// [`NumaError::NotPermitted`] without `CAP_SYS_NICE` for another user's thread. [`NumaError::NoProcess`] when it is
 /// gone, or the number is not positive.
 pub fn set_affinity(thread: i32, cpus: &CpuMask) -> Result<(), NumaError> {
     if thread <= 0 {
@@ -240,8 +239,7 @@ pub fn set_affinity(thread: i32, cpus: &CpuMask) -> Result<(), NumaError> {
     for (to, from) in words.iter_mut().zip(&cpus.words) {
         *to = *from;
     }
-    // SAFETY: the kernel reads at most the length that is passed, that of `words`, which is live. Where a thread runs,
-    // even this one, changes nothing that Rust relies on.
+    // SAFETY: the kernel reads at most the passed length of the live `words`. A thread's CPUs do not concern Rust.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_sched_setaffinity,
@@ -256,7 +254,7 @@ pub fn set_affinity(thread: i32, cpus: &CpuMask) -> Result<(), NumaError> {
     Ok(())
 }
 
-/// Where a page is, or why it is not told or not moved.
+/// The node of a page, or the reason why it is unknown or the page was not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageStatus {
     /// It lies on that node.
@@ -277,7 +275,7 @@ pub enum PageStatus {
     Other(i32),
 }
 
-/// What stands in the status array before the call; no error number and no node has this value.
+/// Initial value of the status array; no error number or node has this value.
 const UNTRIED: i32 = i32::MIN;
 
 impl PageStatus {
@@ -301,7 +299,7 @@ impl PageStatus {
 const MPOL_MF_MOVE: libc::c_int = 1 << 1;
 const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 
-/// Buffers for calls about pages: asking again allocates nothing.
+/// Buffers for calls about pages: a second call allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct PageCall {
     nodes: Vec<i32>,
@@ -319,8 +317,8 @@ impl PageCall {
         Ok(&self.statuses)
     }
 
-    /// Moves these pages of a process to a node. Returns how many were not moved, with the status of each page; see the
-    /// head of this module for what is not written. `several_mappers`: also pages that other processes map.
+    /// Moves these pages of a process to a node. Returns the number not moved, with the status of each page; the module
+    /// header says which statuses are missing. `several_mappers`: also pages that other processes map.
     ///
     /// # Errors
     /// [`NumaError`]; more than [`PAGES_PER_CALL_MAX`] pages are [`NumaError::Invalid`].
@@ -368,10 +366,9 @@ impl PageCall {
             }
             None => std::ptr::null(),
         };
-        // SAFETY: the kernel reads `addresses.len()` pointers and, unless null, as many node numbers, and writes at most
-        // as many statuses; all three arrays have that length and live across the call. The addresses belong to the other
-        // process and are never followed here; moving a page changes neither its address nor its contents, so even our
-        // own process keeps its view of memory.
+        // SAFETY: the kernel reads `addresses.len()` pointers and, unless null, node numbers, and writes at most as
+        // many statuses. All three arrays have that length and live across the call. The addresses belong to the other
+        // process and are never followed here. A move changes neither address nor contents.
         let left = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -386,7 +383,7 @@ impl PageCall {
         let left = match u64::try_from(left) {
             Ok(left) => left,
             Err(_) => match NumaError::last() {
-                // Before Linux 4.17: none of the pages was there to be moved. Their statuses say so.
+                // Before Linux 4.17: none of the pages could be moved, as their statuses show.
                 NumaError::Other(libc::ENOENT) => addresses.len() as u64,
                 error => return Err(error),
             },
@@ -397,15 +394,13 @@ impl PageCall {
     }
 }
 
-/// Reads one byte of each page of a process, as the process itself might. Automatic NUMA balancing hides pages until
-/// they are touched, and Linux 6.1 to 6.5 then says [`PageStatus::Absent`] of them and does not move them
-/// (`gup_can_follow_protnone` in mm/gup.c); afterwards they are shown again, perhaps on another node, as after any
-/// access. Pages that can not be read are passed over. Returns how many were read.
+/// Reads one byte of each page of a process, like the process itself. Automatic NUMA balancing hides pages until an
+/// access. Linux 6.1 to 6.5 then reports [`PageStatus::Absent`] and does not move them (`gup_can_follow_protnone` in
+/// mm/gup.c). The read shows them again, perhaps on another node. Returns the number of readable pages.
 ///
 /// # Errors
 /// [`NumaError::NotPermitted`] without the right to trace the process, [`NumaError::NoProcess`] when it is gone.
 pub fn touch(process: i32, addresses: &[u64]) -> Result<usize, NumaError> {
-    /// `UIO_MAXIOV` of the kernel.
     const PAGES_PER_READ_MAX: usize = 1024;
     if process <= 0 {
         return Err(NumaError::NoProcess);
@@ -426,8 +421,8 @@ pub fn touch(process: i32, addresses: &[u64]) -> Result<usize, NumaError> {
                     iov_len: 1,
                 })
                 .collect();
-            // SAFETY: the kernel writes at most `iov_len` bytes to `bytes`, which is at least as long and used by nobody else
-            // meanwhile; the addresses in `there` belong to the other process and are never followed here.
+            // SAFETY: the kernel writes at most `iov_len` bytes to the unshared `bytes`; `there` is never followed
+            // here.
             let done = unsafe {
                 libc::process_vm_readv(
                     process,
@@ -441,14 +436,13 @@ pub fn touch(process: i32, addresses: &[u64]) -> Result<usize, NumaError> {
             let done = match usize::try_from(done) {
                 Ok(done) => done,
                 Err(_) => match NumaError::last() {
-                    // The first page of them can not be read.
                     NumaError::Other(libc::EFAULT) => 0,
                     NumaError::Interrupted => continue,
                     error => return Err(error),
                 },
             };
             read += done;
-            // The call ends at the first page that can not be read: go on behind it.
+            // The call ends at the first unreadable page, so continue behind it.
             left = left.get(done.max(1)..).unwrap_or_default();
             if done > 0 && !left.is_empty() {
                 left = left.get(1..).unwrap_or_default();

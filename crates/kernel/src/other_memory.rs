@@ -1,16 +1,14 @@
-//! Reading the memory of another process (`process_vm_readv(2)`). A fatal signal ends the wait for a page that does not come,
-//! unlike that of `/proc/PID/mem`.
+//! Reads memory of another process (`process_vm_readv(2)`). A fatal signal ends the wait, unlike with `/proc/PID/mem`.
 
 use std::io;
 
 /// Longest list of places in one call, `UIO_MAXIOV`.
 pub const PLACES_MAX: usize = 1024;
 
-/// Reads `length` bytes at each address, one after another, into `into`. Returns how many bytes were read: the call ends at
-/// the first place that cannot be read whole.
+/// Reads `length` bytes at each address into `into`, up to the first unreadable place. Returns the bytes read.
 ///
 /// # Errors
-/// As of the call; `InvalidInput` where `into` is shorter than all places together.
+/// As of the call; `InvalidInput` if `into` is shorter than all places together.
 pub fn read(pid: i32, addresses: &[u64], length: usize, into: &mut [u8]) -> io::Result<usize> {
     let wanted = addresses.len().checked_mul(length);
     if wanted.is_none_or(|wanted| wanted > into.len()) || addresses.len() > PLACES_MAX {
@@ -27,8 +25,7 @@ pub fn read(pid: i32, addresses: &[u64], length: usize, into: &mut [u8]) -> io::
         iov_base: into.as_mut_ptr().cast(),
         iov_len: into.len(),
     };
-    // SAFETY: the kernel writes at most `here.iov_len` bytes, the length of `into`, which is borrowed for writing; the addresses
-    // in `there` belong to the other process and are never followed here.
+    // SAFETY: the kernel writes at most the length of the borrowed `into`, and never follows `there` in this process.
     let done = unsafe {
         libc::process_vm_readv(
             pid,

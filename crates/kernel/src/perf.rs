@@ -1,28 +1,27 @@
-//! Counting through perf events (perf_event_open(2)): never sampling, one `read` per counter or group.
+//! Counters through perf events (perf_event_open(2)): no sampling, one `read` per counter or group.
 //!
-//! Hardware counters are few and shared. Nothing here is ever pinned: who pins a counter (the NMI watchdog, a profiler)
-//! goes first, flexible ones take turns, and what a turn misses is extrapolated with its error
-//! ([`Count::relative_error`]).
+//! Hardware counters are few and shared, so nothing here is pinned. Pinned counters (the NMI watchdog, a profiler) go
+//! first, and the others are multiplexed. Missed time is extrapolated with its error ([`Count::relative_error`]).
 //!
-//! Closing a counter on a uprobe waits for the kernel to be sure that no CPU is inside it: 75 to
-//! 95 ms each, one after the other (measured on Linux 6.18). [`meters`](homeostat_meters) have a thread of their own take them off.
+//! Closing a counter on a uprobe waits until no CPU is inside it: 75 to 95 ms each, in sequence (measured on Linux
+//! 6.18). [`meters`](homeostat_meters) close them in a separate thread.
 
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What is counted.
+/// An event to count.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// Executions of one instruction of a file that is mapped executable.
     Uprobe {
         /// Number of the `uprobe` event source, from `/sys/bus/event_source/devices/uprobe/type`.
         source: u32,
-        /// The file, as this process sees it (`/proc/PID/exe` will do).
+        /// The file in this process's view (`/proc/PID/exe` is possible).
         file: &'a CStr,
         /// Offset of the instruction in the file.
         offset: u64,
-        /// Offset of the probe's semaphore in the file; 0 = it has none. The kernel raises it while counting.
+        /// Offset of the probe's semaphore in the file, 0 without one. The kernel raises it while counting.
         semaphore: u32,
     },
     /// Instructions completed in user mode.
@@ -33,21 +32,20 @@ pub enum Event<'a> {
     Encoded(Encoding),
 }
 
-/// An event as `perf_event_open` takes it: event source (`type`) and what of it.
+/// An event as `perf_event_open` takes it: event source (`type`) and its event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoding {
-    /// Number of the event source: generic hardware, software, or that of `/sys/bus/event_source/devices/*/type`.
+    /// Number of the event source: generic hardware, software, or from `/sys/bus/event_source/devices/*/type`.
     pub source: u32,
     /// The event.
     pub config: u64,
     /// Extension of the event, such as the offcore response register of Intel.
     pub config1: u64,
-    /// Count in user mode only. Event sources outside the cores do not know modes.
+    /// Count in user mode only. Event sources outside the cores have no modes.
     pub user_only: bool,
 }
 
 impl Encoding {
-    /// One of `PERF_TYPE_HARDWARE`.
     const fn generic(config: u64) -> Self {
         Self {
             source: PERF_TYPE_HARDWARE,
@@ -78,7 +76,7 @@ impl Encoding {
     pub const CYCLES: Self = Self::generic(0);
     /// Instructions completed.
     pub const INSTRUCTIONS: Self = Self::generic(1);
-    /// Cycles in which nothing was done for want of data or units, where the kernel knows such an event.
+    /// Cycles stalled for lack of data or units, if the kernel knows such an event.
     pub const STALLED_CYCLES_BACKEND: Self = Self::generic(8);
     /// Reads of memory.
     pub const NODE_READS: Self = Self::cache(6, false);
@@ -95,13 +93,13 @@ impl Encoding {
 /// Whose executions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// One thread and the threads that it makes later, wherever they run.
+    /// One thread and its later threads, wherever they run.
     Thread(i32),
-    /// Everything that runs on one CPU.
+    /// Every thread on one CPU.
     Cpu(u32),
 }
 
-/// Why a counter could not be opened, typed by what the caller should do.
+/// Reason why a counter could not be opened, typed by the caller's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// A privilege is missing.
@@ -123,14 +121,14 @@ pub enum OpenError {
 pub struct Count {
     /// Events counted.
     pub value: u64,
-    /// Nanoseconds that the counter was wanted.
+    /// Nanoseconds for which the count was requested.
     pub enabled_ns: u64,
-    /// Nanoseconds that it really counted; less than wanted when hardware counters are shared out in turns.
+    /// Nanoseconds counted: fewer than requested if hardware counters are multiplexed.
     pub running_ns: u64,
 }
 
 impl Count {
-    /// The value extrapolated to the whole time it was wanted.
+    /// The value extrapolated to the whole requested time.
     pub fn scaled(self) -> f64 {
         if self.running_ns == 0 || self.running_ns >= self.enabled_ns {
             self.value as f64
@@ -139,7 +137,7 @@ impl Count {
         }
     }
 
-    /// Share of the wanted time in which it really counted, 0..1; 1 when it was wanted at no time.
+    /// Share of the requested time that was counted, 0..1; 1 if no time was requested.
     pub fn coverage(self) -> f64 {
         if self.enabled_ns == 0 {
             1.0
@@ -148,11 +146,10 @@ impl Count {
         }
     }
 
-    /// Standard error of the extrapolated value, relative to it: 0 when it counted all the time, infinite when never.
+    /// Relative standard error of the extrapolated value: 0 if counted all the time, infinite if never.
     ///
-    /// The kernel hands the counters round every [`TURN_NS`]. With `n` turns that counted and a share `f` of the time
-    /// covered, the mean of the turns errs by `cv·√((1−f)/n)`. The variation `cv` between turns is not known; 1 is
-    /// assumed, which is high for a steady program.
+    /// The kernel rotates the counters every [`TURN_NS`]. With `n` counted turns and a share `f` of the time covered,
+    /// the mean errs by `cv·√((1−f)/n)`. The unknown variation `cv` is taken as 1: high for a steady program.
     pub fn relative_error(self) -> f64 {
         let missed = 1.0 - self.coverage();
         if missed <= 0.0 {
@@ -162,31 +159,30 @@ impl Count {
     }
 }
 
-/// Length of a turn of shared counters: `perf_event_mux_interval_ms`, 4 ms on x86 since Linux 3.11.
+/// Turn of a shared counter: `perf_event_mux_interval_ms`, 4 ms on x86 since Linux 3.11.
 pub const TURN_NS: f64 = 4e6;
 
-/// An open counter. The kernel removes it when this process ends, however it ends.
+/// An open counter. The kernel removes it when this process ends for any reason.
 #[derive(Debug)]
 pub struct Counter(OwnedFd);
 
-/// Several counters that always run together, so that their ratios are exact even when they take turns with others.
+/// Several counters that always run together, so that their ratios are exact even when multiplexed.
 #[derive(Debug)]
 pub struct Group {
     leader: OwnedFd,
-    /// Kept open; counts are read through the leader.
     _members: Vec<OwnedFd>,
-    /// For each event asked for, its place in what the kernel delivers.
+    /// For each requested event, its place in the kernel's answer.
     places: Vec<Option<usize>>,
 }
 
-/// What a group counted.
+/// Counts of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCount {
-    /// Nanoseconds that the group was wanted.
+    /// Nanoseconds for which the counts were requested.
     pub enabled_ns: u64,
-    /// Nanoseconds that it really counted.
+    /// Nanoseconds counted.
     pub running_ns: u64,
-    /// For each event asked for, in order; `None` for one that the machine cannot count in this group.
+    /// For each requested event, in order; `None` for one that the machine cannot count in this group.
     pub values: Vec<Option<u64>>,
 }
 
@@ -234,8 +230,7 @@ const FLAG_DISABLED: u64 = 1;
 const FLAG_INHERIT: u64 = 1 << 1;
 const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
 const FLAG_EXCLUDE_HYPERVISOR: u64 = 1 << 6;
-/// Inherit to threads only, since Linux 5.13. Forked processes are attached on their own, and must not be
-/// counted twice.
+/// Inherit to threads only, since Linux 5.13. Forked processes are attached separately, and must not count twice.
 const FLAG_INHERIT_THREAD: u64 = 1 << 35;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
@@ -283,21 +278,19 @@ fn open_event(
         ),
     };
     let group = leader.map_or(-1, AsRawFd::as_raw_fd);
-    // A path that the attributes point to is borrowed by `event`, and the group's descriptor is kept open by `leader`.
+    // `event` borrows the path in the attributes, and `leader` keeps the group's descriptor open.
     attributes.open(pid, cpu, group).map_err(|e| classify(e, scope))
 }
 
 impl Attributes {
-    /// `perf_event_open(2)` with these attributes. Whoever has put an address into them keeps alive what lies there;
-    /// `group` is -1 or an open descriptor of an event.
+    /// `perf_event_open(2)`. Memory behind the attributes' addresses must be alive; `group` is -1 or an open event.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn open(&mut self, pid: i32, cpu: i32, group: i32) -> Result<OwnedFd, Errno> {
         self.size = size_of::<Self>() as u32;
-        // SAFETY: `self` is a whole perf_event_attr of the stated size that lives across the call. The one address that it
-        // can hold is that of a path (probes), which the kernel reads as a string of another address space, failing with
-        // EFAULT where it is not; a descriptor that is no event is refused (EBADF, EINVAL).
+        // SAFETY: `self` is a whole perf_event_attr of the stated size that lives across the call. Its only address is
+        // a path's, which the kernel reads safely (EFAULT). It refuses a descriptor that is no event (EBADF, EINVAL).
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -309,7 +302,7 @@ impl Attributes {
             )
         };
         match i32::try_from(fd) {
-            // SAFETY: a descriptor that the kernel just made for us and nobody else knows.
+            // SAFETY: the kernel just made this descriptor for us, without other users.
             Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
             _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
         }
@@ -325,7 +318,6 @@ impl Attributes {
     }
 }
 
-/// One read of a descriptor, repeated when a signal interrupts it.
 fn read_words<const N: usize>(fd: &OwnedFd) -> Result<([u64; N], usize), Errno> {
     let mut buffer = [[0u8; 8]; N];
     let n = rustix::io::retry_on_intr(|| rustix::io::read(fd, buffer.as_flattened_mut()))?;
@@ -333,18 +325,16 @@ fn read_words<const N: usize>(fd: &OwnedFd) -> Result<([u64; N], usize), Errno> 
 }
 
 impl Group {
-    /// Opens the events as one group; it counts from now on. An event that the machine cannot count, or not together
-    /// with those before it, is left out.
+    /// Opens the events as one group, counting from now on, without events that cannot be counted with those before.
     ///
     /// # Errors
-    /// [`OpenError`]: the first event cannot be counted, or the thread is gone, or a privilege or a descriptor is missing.
+    /// [`OpenError`]: the first event cannot be counted, the thread is gone, a privilege or a descriptor is missing.
     pub fn open(events: &[Encoding], scope: Scope) -> Result<Self, OpenError> {
         let Some((first, others)) = events.split_first().filter(|_| events.len() <= GROUP_EVENTS_MAX) else {
             return Err(OpenError::Unsupported(Errno::INVAL));
         };
         let format = TIMES | PERF_FORMAT_GROUP;
-        // Begun as a whole, at the end: members that join a leader that counts already begin some milliseconds later, at
-        // the next turn (seen on Linux 6.18), and their ratios to it would be wrong by that.
+        // Started as a whole, at the end: later members would start at the next turn (Linux 6.18), with wrong ratios.
         let leader = open_event(Event::Encoded(*first), scope, format, FLAG_DISABLED, None)?;
         let mut members = Vec::with_capacity(others.len());
         let mut places = vec![Some(0)];
@@ -358,8 +348,7 @@ impl Group {
                 Err(e) => return Err(e),
             }
         }
-        // SAFETY: an ioctl without argument on our own descriptor. It cannot fail on a perf event, and if it did, the
-        // group would count nothing in no time, which its readings say.
+        // SAFETY: an ioctl without argument on our own event. It cannot fail; else readings would show no counted time.
         unsafe { libc::ioctl(leader.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) };
         Ok(Self {
             leader,
@@ -371,7 +360,7 @@ impl Group {
     /// Reads all its counters at one time.
     ///
     /// # Errors
-    /// As `read(2)`; `IO` when the group lost its place on the processor for good.
+    /// As `read(2)`; `IO` when the group lost its place on the processor permanently.
     pub fn read(&self) -> Result<GroupCount, Errno> {
         const WORDS: usize = 3 + GROUP_EVENTS_MAX;
         let (words, n) = read_words::<WORDS>(&self.leader)?;
@@ -403,7 +392,7 @@ impl Group {
 }
 
 impl GroupCount {
-    /// What was counted since an earlier reading of the same group.
+    /// Counts since an earlier reading of the same group.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             enabled_ns: self.enabled_ns.saturating_sub(earlier.enabled_ns),
@@ -417,7 +406,7 @@ impl GroupCount {
         }
     }
 
-    /// One of the events with the times of the group, to be extrapolated.
+    /// One of the events with the times of the group, for extrapolation.
     pub fn count(&self, event: usize) -> Option<Count> {
         Some(Count {
             value: self.values.get(event).copied().flatten()?,
@@ -455,8 +444,7 @@ impl Counter {
 
     /// Stops counting; the value stays readable. Cheap, unlike closing.
     pub fn disable(&self) {
-        // SAFETY: an ioctl without argument on our own descriptor. It cannot fail on a perf event, and if it
-        // did, closing would stop the counter as well.
+        // SAFETY: an ioctl without argument on our own perf event. It cannot fail, and closing also stops the counter.
         unsafe { libc::ioctl(self.0.as_raw_fd(), PERF_EVENT_IOC_DISABLE, 0) };
     }
 }
@@ -472,7 +460,7 @@ fn classify(errno: Errno, scope: Scope) -> OpenError {
     }
 }
 
-/// Why an event of a thread could not be opened.
+/// Reason why an event of a thread could not be opened.
 pub(super) fn classify_thread(errno: Errno) -> OpenError {
     classify(errno, Scope::Thread(0))
 }

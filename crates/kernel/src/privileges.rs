@@ -1,4 +1,4 @@
-//! What this process may.
+//! Privileges of this process.
 
 use crate::bytes::{hexadecimal, lines};
 use crate::{Root, files};

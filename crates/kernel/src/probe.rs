@@ -1,16 +1,13 @@
-//! Small questions to the kernel that the libraries have no wrapper for.
+//! Small kernel queries without a wrapper in the libraries.
 
-/// CPU time that a process has used since it started, all its threads, living and ended, in nanoseconds; `None`
-/// when there is no such process. Needs no permission and opens no file (`clock_getcpuclockid(3)`).
+/// CPU time of all threads of a process, also ended ones (ns). Needs no permission or file (`clock_getcpuclockid(3)`).
 pub fn process_cpu_time(pid: i32) -> Option<u64> {
     /// `PID_MAX_LIMIT` of include/linux/threads.h; larger numbers would not fit the encoding below.
     const PID_MAX: i32 = 1 << 22;
-    // Number 0 would mean ourselves.
     if !(1..=PID_MAX).contains(&pid) {
         return None;
     }
-    // The kernel's encoding of a process's scheduler clock (include/linux/posix-timers_types.h: CPUCLOCK_SCHED = 2,
-    // and bit 2 clear for the whole thread group).
+    // The kernel's encoding (include/linux/posix-timers_types.h): CPUCLOCK_SCHED = 2, bit 2 clear for the thread group.
     let clock: libc::clockid_t = (!pid << 3) | 2;
     let mut time = libc::timespec {
         tv_sec: 0,

@@ -1,4 +1,4 @@
-//! Bounded reading of the files of a process, and what an error of the kernel means there.
+//! Bounded reads of the files of a process, and the meaning of kernel errors there.
 
 use crate::Root;
 use homeostat_model::ProcessId;
@@ -7,8 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Now, in the clock ticks since boot that process start times are given in. When it cannot be read, the end of
-/// time: then every counter found counts from its present value.
+/// Now, in clock ticks since boot. If unreadable, the end of time: then counters start from their present values.
 pub fn now_ticks(root: &Root) -> u64 {
     let seconds = std::fs::read_to_string(root.path("/proc/uptime"))
         .ok()
@@ -19,8 +18,7 @@ pub fn now_ticks(root: &Root) -> u64 {
     }
 }
 
-/// Opens `/proc/PID` and makes sure that it is that process and not a later one with the same number. Files
-/// read through the descriptor are then of that process, or do not exist.
+/// Opens `/proc/PID` of this process, not of a later one with its number. Files read through it are of this process.
 pub fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, PlatformError> {
     let path = root.path(&format!("/proc/{}", process.pid));
     let target = format!("process {process}");
@@ -40,7 +38,7 @@ pub fn open_process(root: &Root, process: ProcessId) -> Result<OwnedFd, Platform
     }
 }
 
-/// The same on the running machine, for who knows errors of the kernel only.
+/// As [`open_process`] on the running machine, with the kernel's error.
 pub fn directory_of(process: ProcessId) -> Result<OwnedFd, Errno> {
     open_process(&Root::default(), process).map_err(|e| match e {
         PlatformError::Vanished { .. } => Errno::NOENT,
@@ -49,10 +47,10 @@ pub fn directory_of(process: ProcessId) -> Result<OwnedFd, Errno> {
     })
 }
 
-/// Makes sure that a process runs still: one that was killed and that nobody has waited for does not.
+/// Checks that a process still runs; a killed one without a waiting parent does not.
 ///
 /// # Errors
-/// `Vanished`: it does not. Any other says that this could not be seen.
+/// `Vanished`: it does not. Any other error: unknown.
 pub fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
@@ -66,7 +64,7 @@ pub fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
     }
 }
 
-/// Whether a process runs still. One that cannot be looked at for a moment, because something is short here, is taken to.
+/// Whether a process still runs. If a shortage here hides that, it is assumed to run.
 pub fn lives(root: &Root, process: ProcessId) -> bool {
     !matches!(living(root, process), Err(PlatformError::Vanished { .. }))
 }
@@ -82,10 +80,10 @@ pub fn start_ticks(stat: &[u8]) -> Option<u64> {
         .ok()
 }
 
-/// Reads a file of a directory whole into `buffer`, which must be longer than the file.
+/// Reads a complete file of a directory into `buffer`, which must be longer than the file.
 ///
 /// # Errors
-/// As of open(2) and read(2); `FBIG` where the file fills the buffer, since nobody can tell what it lacks then.
+/// As of open(2) and read(2); `FBIG` if the file fills the buffer, since it may be cut then.
 pub fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, Errno> {
     let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     match read_full(&file, buffer)? {
@@ -94,7 +92,7 @@ pub fn read_at(dir: impl AsFd, name: &str, buffer: &mut [u8]) -> Result<usize, E
     }
 }
 
-/// The text of a file of a directory, which is shorter than `most` bytes.
+/// The text of a file of a directory, shorter than `most` bytes.
 ///
 /// # Errors
 /// As of [`read_at`].
@@ -107,7 +105,6 @@ pub fn text_of(dir: impl AsFd, name: &str, most: usize) -> Result<String, Errno>
                 return Ok(String::from_utf8_lossy(&buffer).into_owned());
             }
             Err(Errno::FBIG) if buffer.len() < most => {
-                // Texts that are longer than the first buffer are much longer, as a rule.
                 buffer.resize(buffer.len().saturating_mul(4).min(most), 0);
             }
             Err(e) => return Err(e),
@@ -115,9 +112,7 @@ pub fn text_of(dir: impl AsFd, name: &str, most: usize) -> Result<String, Errno>
     }
 }
 
-/// Longer than the `status` of any process or thread, in bytes.
-///
-/// Source: `NGROUPS_MAX` in `include/uapi/linux/limits.h` allows 65,536 groups, each of at most 10 digits and a blank.
+/// Longer than any `status` (bytes): `NGROUPS_MAX` (include/uapi/linux/limits.h) is 65,536 groups of 11 characters.
 pub const STATUS_MAX: usize = 1 << 20;
 
 /// The text of the `status` of a process or a thread.
@@ -156,8 +151,7 @@ pub fn parent(proc: &OwnedFd, pid: i32) -> Option<i32> {
         .ok()
 }
 
-/// Numbers in a directory of numbers (`task`, `fd`), ascending, at most `limit`; the flag says whether there
-/// were more.
+/// Numbers in a directory of numbers (`task`, `fd`), ascending, at most `limit`; the flag says whether there are more.
 pub fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>, bool), Errno> {
     let list = rustix::fs::openat(
         dir,
@@ -179,10 +173,9 @@ pub fn numbers_in(dir: impl AsFd, name: &str, limit: usize) -> Result<(Vec<i32>,
     Ok((numbers, false))
 }
 
-/// Whether a file lies on a file system whose reads only take bytes from memory or a disk: not on one of the kernel's own
-/// (proc, sysfs, tracefs, control groups …) nor on one that a program or another machine answers for.
+/// Whether a file's reads only take bytes from memory or a disk, not from the kernel, a program or another machine.
 pub fn is_ordinary_storage(fd: &OwnedFd) -> bool {
-    // From include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs, squashfs, erofs; and zfs.
+    // include/uapi/linux/magic.h: tmpfs, ramfs, ext, xfs, btrfs, overlayfs, f2fs, bcachefs, squashfs, erofs; and zfs.
     const ORDINARY: [u64; 11] = [
         0x0102_1994,
         0x8584_58f6,
@@ -199,7 +192,7 @@ pub fn is_ordinary_storage(fd: &OwnedFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|s| ORDINARY.contains(&(s.f_type as u64 & 0xffff_ffff)))
 }
 
-/// Whether an error of the kernel says that something is short here and now, and nothing of what it was asked about.
+/// Whether an error means a shortage here and now, and not a fact about its object.
 pub fn is_shortage(errno: Errno) -> bool {
     matches!(
         errno,
@@ -214,7 +207,7 @@ pub fn is_shortage(errno: Errno) -> bool {
     )
 }
 
-/// An error of the kernel about a process, in the words of the seam.
+/// An error of the kernel about a process, as a [`PlatformError`].
 pub fn fault(errno: Errno, target: &str, what: &str) -> PlatformError {
     match errno {
         Errno::NOENT | Errno::SRCH => PlatformError::Vanished {

@@ -1,50 +1,44 @@
-//! Keeps what this program uses in memory: its heap, the top of its stack, its code.
+//! Keeps this program's heap, top of stack and code in memory.
 //!
-//! A program that gives memory back asks the kernel for it again a moment later, and under pressure that is where it
-//! waits: the kernel first has to take the page from somebody. Code that was never run is on disk, and is read when it
-//! is needed for the first time, which for a protection is when the disk is busy.
+//! Freed memory must be requested again. Under pressure the program waits there, because the kernel has to reclaim a
+//! page. Code that never ran is on disk, and its first run would be during a protection, when the disk is busy.
 
 use crate::bytes::{hexadecimal, lines, number, words};
 use std::ops::Range;
 
-/// Memory from which the C library would map a block of its own, and give it back when it is freed, in bytes: the most that
-/// glibc takes (`HEAP_MAX_SIZE / 2` of malloc/arena.c on 64-bit machines).
+/// Size (bytes) from which the C library maps blocks separately: glibc's maximum (`HEAP_MAX_SIZE / 2`, malloc/arena.c).
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 32 << 20;
-/// The heap grows by so much more than was asked for, in bytes.
 #[cfg(target_env = "gnu")]
 const GROWN_BY: libc::c_int = 1 << 20;
-/// Stack that is touched: more than the deepest turn of the loop uses, less than any limit (8 MiB as a rule).
+/// Stack that is touched: more than the loop's deepest use, less than any limit (usually 8 MiB).
 const STACK: usize = 256 * 1024;
-/// Pages are at least so large.
+/// Smallest page size.
 const PAGE: usize = 4096;
 
-/// Has the allocator keep what is freed, from now on and for all threads (`mallopt(3)`). Returns whether it does: only
-/// glibc can be told; other C libraries stay as they are.
+/// Makes the allocator keep freed memory, from now on, for all threads (`mallopt(3)`); true only with glibc.
 #[cfg(target_env = "gnu")]
 pub fn keep_heap() -> bool {
     let settings = [
-        // What a peak has used beyond this is given back: it would stay locked.
+        // A peak beyond this is given back: it would stay locked.
         (libc::M_TRIM_THRESHOLD, MAPPED_FROM),
         (libc::M_MMAP_THRESHOLD, MAPPED_FROM),
         (libc::M_TOP_PAD, GROWN_BY),
     ];
     settings.iter().all(|(name, value)| {
-        // SAFETY: takes two numbers and no memory of ours, and locks the allocator by itself; a value that it does not
-        // want is refused.
+        // SAFETY: takes two numbers and no memory of ours, and locks the allocator itself; a bad value is refused.
         unsafe { libc::mallopt(*name, *value) == 1 }
     })
 }
 
-/// Has the allocator keep what is freed: nothing on a C library that cannot be told.
+/// Does nothing on another C library.
 #[cfg(not(target_env = "gnu"))]
 pub fn keep_heap() -> bool {
     false
 }
 
-/// Touches so many bytes of heap and frees them, so that the heap of this thread can grow by as much without a page
-/// fault; of use after [`keep_heap`] only. Returns whether there were so many: a program that can do without them must not
-/// end for want of them.
+/// Touches this much heap and frees it, so that this thread's heap can later grow without a page fault; useful only
+/// after [`keep_heap`]. Returns whether there was enough: a program that can do without must not end for lack of it.
 pub fn touch_heap(bytes: usize) -> bool {
     let mut room: Vec<u8> = Vec::new();
     if room.try_reserve_exact(bytes).is_err() {
@@ -64,7 +58,7 @@ pub fn touch_stack() {
     std::hint::black_box(&mut room);
 }
 
-/// What a program has mapped to be executed of the file that this address of it belongs to.
+/// Executable mappings of the file behind this address of the program.
 pub fn parse_code(maps: &[u8], address: usize) -> Vec<Range<usize>> {
     let mapping = |line| {
         let mut parts = words(line);
@@ -86,11 +80,10 @@ pub fn parse_code(maps: &[u8], address: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// Brings the code of this program into memory and keeps it there (`mlock(2)`), unless it is more than `most` bytes. Its
-/// libraries and its data come as they are used. Returns how much it is.
+/// Brings this program's code into memory and keeps it there (`mlock(2)`), up to `most` bytes. Returns the amount.
 ///
 /// # Errors
-/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self/maps` cannot be read;
+/// As `mlock(2)` (without CAP_IPC_LOCK the limit of locked memory counts), or when `/proc/self/maps` cannot be read.
 /// `NotFound` when it does not show the code, `FileTooLarge` beyond `most`.
 pub fn lock_code(most: usize) -> std::io::Result<usize> {
     let maps = std::fs::read("/proc/self/maps")?;
@@ -103,8 +96,7 @@ pub fn lock_code(most: usize) -> std::io::Result<usize> {
         return Err(std::io::ErrorKind::FileTooLarge.into());
     }
     for range in code {
-        // SAFETY: locking changes no memory; a range that is not mapped any more is an error, and one that was mapped
-        // anew meanwhile is locked, as all memory of a program is that calls this.
+        // SAFETY: locking changes no memory. An unmapped range is an error; one mapped anew is locked harmlessly.
         if unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) } != 0 {
             return Err(std::io::Error::last_os_error());
         }

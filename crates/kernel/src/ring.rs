@@ -1,5 +1,4 @@
-//! The ring into which the kernel writes the records of a perf event (perf_event_open(2), "MMAP layout"): mapped, read when it
-//! suits us, unmapped. What does not fit between two reads is lost.
+//! The kernel's ring of records of a perf event (perf_event_open(2), "MMAP layout"). Records beyond its size are lost.
 
 use rustix::io::Errno;
 use std::io;
@@ -11,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const HEAD_AT: usize = 1024;
 const TAIL_AT: usize = 1032;
 
-/// The ring of one event, which lives as long.
 pub(super) struct Ring {
     _event: OwnedFd,
     /// Start of the mapping: one page of state, then the records.
@@ -28,10 +26,10 @@ impl Drop for Ring {
 }
 
 impl Ring {
-    /// Maps a ring of so many bytes, a power of two, over an event.
+    /// Maps a ring of this many bytes, a power of two, over an event.
     ///
     /// # Errors
-    /// Whatever mmap(2) says: most often that no more memory may be locked.
+    /// The error of mmap(2), most often the limit of locked memory.
     pub(super) fn map(event: OwnedFd, bytes: usize) -> Result<Self, Errno> {
         let page = rustix::param::page_size();
         let length = page + bytes.next_multiple_of(page);
@@ -60,12 +58,11 @@ impl Ring {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: `at` is one of the two constants above, aligned to eight and inside the first page, which stays mapped
-        // as long as `self`; kernel and program use these words atomically.
+        // SAFETY: `at` is one of the two aligned constants above, in the mapped first page; both sides use atomics.
         unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
     }
 
-    /// Takes the records that have come since the last call.
+    /// Takes the records since the last call.
     pub(super) fn read(&mut self) -> Vec<u8> {
         // Acquire: the records before the head are written before it.
         let head = self.word(HEAD_AT).load(Ordering::Acquire);
@@ -76,13 +73,13 @@ impl Ring {
         let start = (tail % size) as usize;
         let first = records.len().min(size as usize - start);
         // SAFETY: both pieces lie in the data part of the mapping (`start + first <= size`, and the rest begins at its
-        // start and is shorter than `size`); the kernel does not write what lies between tail and head.
+        // start and is shorter than `size`); the kernel does not write between tail and head.
         unsafe {
             let data = self.base.as_ptr().add(self.page);
             std::ptr::copy_nonoverlapping(data.add(start), records.as_mut_ptr(), first);
             std::ptr::copy_nonoverlapping(data, records.as_mut_ptr().add(first), records.len() - first);
         }
-        // Release: we are done with them.
+        // Release: the records are copied.
         self.word(TAIL_AT).store(head, Ordering::Release);
         records
     }
@@ -90,11 +87,8 @@ impl Ring {
 
 /// One record: `struct perf_event_header` (type, misc, size), then the rest.
 pub(super) struct Record<'a> {
-    /// Type.
     pub(super) kind: u32,
-    /// Flags of the type.
     pub(super) misc: u16,
-    /// The whole record with its header.
     bytes: &'a [u8],
 }
 

@@ -1,23 +1,23 @@
 //! The directory below which `/proc`, `/sys`, `/etc` and `/run` are read.
 //!
-//! A captured tree holds links with absolute targets (`/etc/sysctl.d/x.conf` to `/etc/static/x.conf`). They mean files of that
-//! tree, and never of the running machine. The kernel resolves them so (`openat2` with `RESOLVE_IN_ROOT`, from Linux 5.6 on).
+//! Absolute links in a captured tree (`/etc/sysctl.d/x.conf` to `/etc/static/x.conf`) mean files of that tree, never of
+//! the running machine. The kernel resolves them so (`openat2` with `RESOLVE_IN_ROOT`, from Linux 5.6 on).
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Most links that lead to each other and to nothing, before a path counts as absent (as `MAXSYMLINKS` of the kernel).
+/// Most links in a row before a path counts as absent (as `MAXSYMLINKS` of the kernel).
 const LINKS_MAX: u32 = 40;
-/// Where paths lead that cannot be resolved: to a name that is not there.
+/// Target of paths that cannot be resolved: a name that does not exist.
 const NOWHERE: &str = ".homeostat-unresolved";
 
 /// The root of the file tree that describes the machine: `/` in production, a captured tree in tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     directory: PathBuf,
-    /// Links are followed as the running machine has them, in a tree of a test that imitates it.
+    /// Links are followed as on the running machine, in a test's tree that imitates it.
     follows: bool,
 }
 
@@ -30,7 +30,7 @@ impl Root {
         }
     }
 
-    /// A tree of a test that imitates the running machine: links in its `/proc` lead to real files.
+    /// A test's tree that imitates the running machine: links in its `/proc` lead to real files.
     #[cfg(any(test, feature = "testing"))]
     pub fn imitating(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -39,8 +39,7 @@ impl Root {
         }
     }
 
-    /// The file of that absolute path, below the root. In a captured tree all links of the path are resolved within it, so that
-    /// the result can be opened as it is; a link that leads out of the tree leads to nothing.
+    /// The file of that absolute path, below the root. In a captured tree links are resolved, and never lead out of it.
     pub fn path(&self, absolute: &str) -> PathBuf {
         let relative = absolute.trim_start_matches('/');
         if !self.is_captured() {
@@ -49,7 +48,7 @@ impl Root {
         self.within(Path::new(relative), LINKS_MAX)
     }
 
-    /// As [`Root::path`], for a link that is to be read itself.
+    /// As [`Root::path`], for a link that is itself to be read.
     pub fn link_path(&self, absolute: &str) -> PathBuf {
         match absolute.rsplit_once('/') {
             Some((directory, name)) if !self.is_live() => self.path(directory).join(name),
@@ -57,7 +56,7 @@ impl Root {
         }
     }
 
-    /// Where a path leads when all links are followed, as an absolute path within the tree; `None` when it is not there.
+    /// The target of a path after all links, as an absolute path within the tree; `None` if it does not exist.
     pub fn real_path(&self, absolute: &str) -> Option<String> {
         let real = std::fs::canonicalize(self.path(absolute)).ok()?;
         let top = std::fs::canonicalize(&self.directory).ok()?;
@@ -103,7 +102,7 @@ impl Root {
             let link = format!("/proc/self/fd/{}", found.as_raw_fd());
             return std::fs::read_link(link).unwrap_or_else(|_| self.directory.join(NOWHERE));
         }
-        // It is not there, or a link leads to nothing: then what it leads to is looked for within the tree.
+        // It does not exist, or a link leads to nothing: its target is searched within the tree.
         let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
             return self.directory.join(NOWHERE);
         };

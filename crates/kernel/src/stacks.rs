@@ -1,12 +1,10 @@
-//! Samples of a thread's place and stack: a perf event on the CPU clock (perf_event_open(2)), which needs no hardware
-//! counter. Each sample holds the instruction and stack pointers of user mode and a copy of the top of the stack; who
-//! called whom is for the reader to find out. Samples without the stack are for asking only where a thread works, more often.
+//! Samples of a thread's instruction and stack pointers and top of the stack (unwound by the reader): a perf event on
+//! the CPU clock (perf_event_open(2)), without a hardware counter. Without the stack samples can be more frequent.
 //!
-//! What lies on a stack may be anybody's password. What is read is wiped from our memory at once, and a sample wipes its copy
-//! when it is dropped. The kernel's ring cannot be written to (only its first page can); it goes back to the kernel, which
-//! clears its pages before anybody gets them, when the sampler is dropped.
+//! A stack may hold passwords. Read data is wiped from our memory at once, and a sample wipes its copy when dropped.
+//! The kernel's ring is read-only except its first page. The kernel clears its pages when the sampler is dropped.
 //!
-//! Cost: the kernel copies the piece of stack at each sample, about 2 µs for 16 KiB; without it the interrupt is what remains.
+//! Cost: the kernel copies the stack at each sample, about 2 µs for 16 KiB; without it only the interrupt remains.
 
 use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
 use crate::ring::{Record, Ring, records};
@@ -15,7 +13,7 @@ use crate::ring::{Record, Ring, records};
 pub const STACK_BYTES: u32 = 16 * 1024;
 /// Bytes of the ring of one thread: 31 samples.
 const RING_BYTES: usize = 512 * 1024;
-/// The same without the stack: 409 samples.
+/// Bytes of the ring without the stack: 409 samples.
 const RING_BYTES_BARE: usize = 16 * 1024;
 
 /// One sample.
@@ -23,10 +21,10 @@ const RING_BYTES_BARE: usize = 16 * 1024;
 pub struct Sample {
     /// Thread.
     pub thread: i32,
-    /// Address of the instruction in user mode; where the thread had entered the kernel when it was there.
+    /// Address of the instruction in user mode; for a thread in the kernel, that of its entry into the kernel.
     pub instruction: u64,
-    /// It was interrupted in user mode, so that the processor was about to execute the instruction. Of a thread in the kernel that
-    /// is not certain: while the kernel handles a breakpoint of anybody's the address is one byte behind it.
+    /// Interrupted in user mode, so that the processor was about to execute the instruction. In the kernel that is
+    /// uncertain: while the kernel handles any breakpoint the address is one byte behind it.
     pub in_user_mode: bool,
     /// Stack pointer.
     pub stack_pointer: u64,
@@ -46,10 +44,10 @@ impl Drop for Sample {
     }
 }
 
-/// Overwrites what was read, so that it does not stay in memory that is given back.
+/// Overwrites read data, so that it does not stay in freed memory.
 fn wipe<T: Copy + Default>(words: &mut [T]) {
     words.fill(T::default());
-    // The compiler has to believe that somebody looks at it.
+    // Keeps the compiler from removing the writes.
     std::hint::black_box(&mut *words);
 }
 
@@ -61,14 +59,13 @@ const PERF_SAMPLE_STACK_USER: u64 = 1 << 13;
 const FLAG_FREQUENCY: u64 = 1 << 10;
 const FLAG_WATERMARK: u64 = 1 << 14;
 const PERF_RECORD_SAMPLE: u32 = 9;
-/// Bits of a record's `misc` that tell where the processor was interrupted, and what they are in user mode.
+/// Bits of a record's `misc` for the interrupted mode, and their value in user mode.
 const PERF_RECORD_MISC_CPUMODE_MASK: u16 = 7;
 const PERF_RECORD_MISC_USER: u16 = 2;
 /// `PERF_SAMPLE_REGS_ABI_64`.
 const ABI_64: u64 = 2;
 
-/// Registers asked for: stack pointer and instruction pointer, in the order of their bits (arch/*/include/uapi/asm/
-/// perf_regs.h).
+/// Sampled registers: stack and instruction pointer, in the order of bits (arch/*/include/uapi/asm/perf_regs.h).
 #[cfg(target_arch = "x86_64")]
 const REGISTERS: u64 = 1 << 7 | 1 << 8;
 #[cfg(target_arch = "aarch64")]
@@ -80,7 +77,7 @@ const REGISTERS: u64 = 0;
 pub struct Sampler(Ring);
 
 impl Sampler {
-    /// Takes samples of a thread from now on, so many per second of its CPU time.
+    /// Samples a thread from now on, this often per second of its CPU time.
     ///
     /// # Errors
     /// [`OpenError`]: the thread is gone, a privilege is missing, or there is no memory for the ring.
@@ -93,7 +90,7 @@ impl Sampler {
         Self::begin(thread, per_second, with_stack, RING_BYTES)
     }
 
-    /// The same without stacks.
+    /// As [`Self::open`], without stacks.
     ///
     /// # Errors
     /// As of [`Self::open`].
@@ -110,7 +107,6 @@ impl Sampler {
             kind: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_CPU_CLOCK,
             sample_period: per_second.max(1),
-            // Nobody waits for the ring: it is read when it suits us.
             flags: FLAG_FREQUENCY | FLAG_WATERMARK,
             wakeup: ring as u32,
             sample_registers_user: REGISTERS,
@@ -120,7 +116,7 @@ impl Sampler {
         Ring::map(event, ring).map(Self).map_err(classify_thread)
     }
 
-    /// Takes what has come since the last call. What did not fit into the ring meanwhile is lost.
+    /// Takes samples since the last call. Samples beyond the ring's size are lost.
     pub fn read(&mut self, into: &mut Vec<Sample>) {
         let mut bytes = self.0.read();
         parse(&bytes, into);
@@ -128,14 +124,13 @@ impl Sampler {
     }
 }
 
-/// Takes the records apart; what is not understood is passed over by its length.
 fn parse(bytes: &[u8], into: &mut Vec<Sample>) {
     let samples = records(bytes).filter(|record| record.kind == PERF_RECORD_SAMPLE);
     into.extend(samples.filter_map(|record| sample(&record)));
 }
 
-/// A sample, in the kernel's order: process and thread, kind of registers and the two of them, size of the stack, the stack,
-/// and how much of it was really copied. Without stacks it ends behind the registers.
+/// A sample in the kernel's order: process and thread, kind of registers, two registers, stack size, stack, copied
+/// part.
 fn sample(record: &Record<'_>) -> Option<Sample> {
     if record.u64(16)? != ABI_64 {
         // A thread of the kernel, or a program of 32 bits.

@@ -1,8 +1,6 @@
-//! When a thread begins to run, and when it stops to wait: the records of context switches of a perf event
-//! (perf_event_open(2), `context_switch`; Linux 4.3). The kernel writes them for this thread only; no hardware counter, no
-//! BPF, no tracepoint is needed.
-//!
-//! Cost: a record of 24 bytes each time the thread starts and stops, 1.0 µs measured (`examples/span_cost`).
+//! Times when a thread starts to run and stops to wait: context-switch records of a perf event (perf_event_open(2),
+//! `context_switch`; Linux 4.3), for this thread only, without hardware counter, BPF or tracepoint. Cost: a record of
+//! 24 bytes at each start and stop, 1.0 µs measured (`examples/span_cost`).
 
 use crate::perf::{Attributes, OpenError, PERF_TYPE_SOFTWARE, classify_thread};
 use crate::ring::{Ring, records};
@@ -20,7 +18,6 @@ const FLAG_CONTEXT_SWITCH: u64 = 1 << 26;
 const CLOCK_MONOTONIC: i32 = 1;
 const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SWITCH: u32 = 14;
-/// Bits of a record's `misc` field.
 const MISC_OUT: u16 = 1 << 13;
 const MISC_PREEMPTED: u16 = 1 << 14;
 
@@ -29,20 +26,20 @@ const MISC_PREEMPTED: u16 = 1 << 14;
 pub enum Change {
     /// It was put onto a CPU.
     Runs,
-    /// It left the CPU of its own accord: to wait for something.
+    /// It left the CPU voluntarily, to wait.
     Waits,
     /// It was taken off the CPU, and goes on as soon as it gets one.
     Preempted,
-    /// So many records were lost here: there was no room.
+    /// Number of records lost here for lack of room.
     Lost(u64),
 }
 
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// When, on the monotonic clock (nanoseconds); of lost records 0.
+    /// Time on the monotonic clock (nanoseconds); 0 for lost records.
     pub time: u64,
-    /// What.
+    /// Change.
     pub change: Change,
 }
 
@@ -59,7 +56,6 @@ impl Switches {
             kind: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_DUMMY,
             sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME,
-            // Nobody waits for the ring: it is read when it suits us.
             flags: FLAG_WATERMARK | FLAG_SAMPLE_ID_ALL | FLAG_USE_CLOCK | FLAG_CONTEXT_SWITCH,
             wakeup: RING_BYTES as u32,
             clock: CLOCK_MONOTONIC,
@@ -69,16 +65,15 @@ impl Switches {
         Ring::map(event, RING_BYTES).map(Self).map_err(classify_thread)
     }
 
-    /// Takes what has come since the last call, oldest first.
+    /// Takes the records since the last call, oldest first.
     pub fn read(&mut self, into: &mut Vec<Switch>) {
         parse(&self.0.read(), into);
     }
 }
 
-/// Takes the records apart; what is not understood is passed over by its length.
 fn parse(bytes: &[u8], into: &mut Vec<Switch>) {
     into.extend(records(bytes).filter_map(|record| match record.kind {
-        // The event's number, then how many.
+        // The event's number, then the count.
         PERF_RECORD_LOST => Some(Switch {
             time: 0,
             change: Change::Lost(record.u64(16)?),

@@ -1,4 +1,4 @@
-//! The files of the machine, or of a captured one, for the catalogue.
+//! Files of the machine, or of a captured one, for the catalogue.
 
 use crate::{Root, files, kernel_config};
 use homeostat_tunables::{Tree, Unreadable};
@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 
 impl Tree for Root {
     fn read(&self, path: &str) -> Result<Vec<u8>, Unreadable> {
-        // A setting of the kernel may be write-only (`0200`): root could open it, and would read an error.
+        // A write-only setting (`0200`) could be opened by root, but would return an error.
         files::read(self, path, files::SMALL_FILE_MAX).map_err(|e| match std::io::Error::from(e).kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => Unreadable::Absent,
             ErrorKind::PermissionDenied => Unreadable::Denied,

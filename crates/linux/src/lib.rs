@@ -1,7 +1,4 @@
-//! The real machine, below a given root path: its sensors, meters and effectors behind the traits of the seam, and what of them
-//! this machine has.
-//!
-//! Parsers read files below [`Root`], so that they are tested on captured trees (`fixtures/hosts`).
+//! The real machine below a root path: sensors, meters and effectors behind the `platform` traits, and its abilities.
 
 pub mod capabilities;
 mod kinds;

@@ -1,5 +1,5 @@
-//! Every parser of what a workload can influence, as a function of bytes: for tests with damaged inputs and for the
-//! fuzzer (`fuzz/`). Nothing else uses this list. A new parser belongs into it.
+//! Every parser of data that a workload can influence, as a function of bytes: for tests with damaged inputs and for
+//! the fuzzer (`fuzz/`). Add every new parser here.
 
 pub use homeostat_kernel::Parser;
 
@@ -12,7 +12,7 @@ pub fn all() -> impl Iterator<Item = Parser> {
         .copied()
 }
 
-/// The parsers of executable files, as they read from a file: for tests with files that fit into no memory.
+/// The parsers of executable files, on a file: for tests with files larger than memory.
 pub fn executable(file: &std::fs::File) {
     homeostat_meters::parsers::file(file);
 }

@@ -1,4 +1,4 @@
-//! The real machine behind the traits of the seam.
+//! The real machine behind the `platform` traits.
 
 use crate::capabilities;
 use homeostat_effectors::fetcher::Launch;
@@ -29,48 +29,45 @@ use homeostat_sensors::regions::Glance;
 use homeostat_sensors::{reader, regions, topology};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Share of one CPU below which a workload is noise after a scan, unless it is large.
+/// Share of one CPU below which a scan ignores a workload, unless it is large.
 const NOISE_CPU: f64 = 0.001;
-/// Resident memory below which a workload is noise after a scan, unless it is busy.
+/// Resident memory below which a scan ignores a workload, unless it is busy.
 const NOISE_RESIDENT: Bytes = Bytes::from_mib(8);
-/// Most processes of one workload whose memory is looked at in a detailed sample: the oldest, which hold the data.
+/// Most processes of one workload whose memory a detailed sample reads: the oldest, which hold the data.
 const GLANCE_MAX: usize = 64;
-/// The kinds of memory of a process that is as large as before, to the page, are read again after this time.
+/// Interval of reading the kinds of memory of a process of unchanged size.
 const GLANCE_REST: Nanoseconds = Nanoseconds::from_secs(10);
-/// Most resident memory of one process whose page tables are walked in a sample: about 80 ms, in calls of 0.3 ms.
+/// Most resident memory of one process whose page tables a sample walks: about 80 ms, in calls of 0.3 ms.
 const ROLLUP_RESIDENT_MAX: Bytes = Bytes(16 * 1024 * 1024 * 1024);
-/// A walk over page tables is done again after this many times its own length: at most 0.02 % of one CPU. It costs
-/// more while the pages are small, which would tilt an experiment if it were more.
+/// Pause between walks of page tables, in multiples of their duration: at most 0.02 % of one CPU. Walks cost more while
+/// pages are small, which would otherwise bias an experiment.
 const ROLLUP_REST: u64 = 5000;
-/// From this many pages of files a second that are needed again after they were taken, memory is short: then it is
-/// looked at who reads what …
+/// File refaults per second from which memory is short. Then the reads of workloads are sampled.
 const REFAULTS_SHORT: f64 = 50.0;
-/// … and for this long after.
+/// Time for which memory counts as short afterwards.
 const SHORT_FOR: Nanoseconds = Nanoseconds::from_secs(60);
-/// … of those that use at least this share of a CPU, or wait for pages.
+/// Share of a CPU from which a workload's reads are sampled; less suffices if it waits for pages.
 const READER_CPU: f64 = 0.01;
-/// While memory is not short the reads of those are counted that use this share of a CPU.
+/// Share of a CPU from which a workload's reads are counted while memory is not short.
 const COUNTED_CPU: f64 = 0.05;
-/// Most meters that are open at one time.
 const METERS_MAX: usize = 256;
-/// An open meter is lost when it could not be read so often on end …
+/// Failed readings in a row after which an open meter is lost, if they also last for [`FAILING_MIN`].
 const FAILURES_MIN: u32 = 3;
-/// … and for so long: a server that is busy for a moment, or an endpoint that is started anew, ends no trial.
+/// Least duration of failures: a server that is briefly busy, or an endpoint that restarts, ends no trial.
 const FAILING_MIN: Nanoseconds = Nanoseconds::from_secs(10);
-/// … and for so long where it says each time that it will be back.
+/// Least duration of failures that each promise a return.
 const BUSY_MIN: Nanoseconds = Nanoseconds::from_secs(300);
 
 struct OpenMeter {
     meter: Box<dyn Meter>,
     last: Option<(f64, Nanoseconds)>,
-    /// How often it could not be read since the last reading, and since when.
+    /// Failed readings since the last good one, and the time of the first.
     failing: Option<(u32, Nanoseconds)>,
-    /// The same of those times at which it said that it will be back.
+    /// Those of them that promised a return.
     busy: Option<(u32, Nanoseconds)>,
 }
 
 impl OpenMeter {
-    /// One with this first reading.
     fn new(meter: Box<dyn Meter>, last: Option<(f64, Nanoseconds)>) -> Self {
         Self {
             meter,
@@ -80,11 +77,11 @@ impl OpenMeter {
         }
     }
 
-    /// Notes that it could not be read. Whether it never will be again.
+    /// Records a failed reading. Returns whether the meter is lost.
     fn fail(&mut self, why: &PlatformError, now: Nanoseconds) -> bool {
-        // Whatever comes of it, the next interval begins anew.
+        // In any case the next interval begins anew.
         self.last = None;
-        // What says itself that it will be back is believed for longer, and does not make good what failed before it.
+        // A promise to return is believed for longer, and does not erase earlier failures.
         let is_busy = matches!(why, PlatformError::Busy { .. });
         let (row, least) = if is_busy {
             (&mut self.busy, BUSY_MIN)
@@ -98,16 +95,14 @@ impl OpenMeter {
     }
 }
 
-/// The kinds of memory of a process, as they were read last.
+/// The kinds of memory of a process at their last reading.
 #[derive(Clone, Copy)]
 struct Glanced {
     at: Nanoseconds,
-    /// How large it was then.
     resident_pages: u64,
     glance: Glance,
 }
 
-/// A walk over page tables that was done.
 #[derive(Clone, Copy)]
 struct Rollup {
     at: Nanoseconds,
@@ -122,10 +117,8 @@ pub struct LinuxPlatform {
     clock: MonotonicClock,
     host: Host,
     balancing: BalancingWatch,
-    /// What the last scan saw of the kernel's NUMA balancing.
     balanced: Option<KernelBalancing>,
     memory_settings: MemorySettings,
-    /// What the last scan saw of them.
     memory_set: Vec<MemorySetting>,
     /// Opened at the first sample, so that a machine without /proc is an error with its reason, not a panic.
     processes: Option<ProcessTable>,
@@ -133,28 +126,25 @@ pub struct LinuxPlatform {
     other_tuners: Vec<String>,
     kinds: Vec<Box<dyn MeterKind>>,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
-    /// Those that the last sample has lost.
     lost: Vec<LostMeter>,
-    /// Whose spans are followed.
+    /// Workloads whose run-to-block times are followed.
     spans: BTreeMap<WorkloadId, Follower>,
     rollups: BTreeMap<ProcessId, Rollup>,
-    /// Processes whose large pages were split by an undo after their last walk: how many they have is not known.
+    /// Processes whose large pages were split by an undo after their last walk: their number is unknown.
     split_since: BTreeSet<ProcessId>,
     glances: BTreeMap<ProcessId, Glanced>,
-    /// What the processor's event counters say, by windows.
+    /// Windows of the processor's event counters.
     counters: HardwareCounters,
-    /// Memory nodes, as last read.
     nodes: usize,
     locality: LocalitySensor,
     effectors: Registry,
-    /// Masks that another homeostat on this machine has set, by workload.
+    /// Masks set by another homeostat on this machine, by workload.
     recognised: BTreeMap<WorkloadId, Vec<CpuMask>>,
-    /// For what is read under the lock of a process's address space.
+    /// For reads under the lock of a process's address space.
     reader: Reader,
     reads: ReadSensor,
-    /// Whether it is looked at who reads what also while memory is not short.
+    /// Whether reads are also sampled while memory is not short.
     always_reads: bool,
-    /// When memory was short last.
     short: Option<Nanoseconds>,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
@@ -162,7 +152,6 @@ pub struct LinuxPlatform {
     own_memory: Kept,
     /// Something failed in the last probe for a reason that may pass by itself.
     probe_again: bool,
-    /// CPUs or nodes have come or gone since the last probe.
     machine_changed: bool,
 }
 
@@ -179,18 +168,18 @@ impl std::fmt::Debug for LinuxPlatform {
 impl Drop for LinuxPlatform {
     fn drop(&mut self) {
         self.meters.clear();
-        // What stays for longer is taken out with the process.
+        // A counter that takes longer to close ends with the process.
         homeostat_probes::wait_until_off();
     }
 }
 
 impl LinuxPlatform {
-    /// The machine below `root`; `/` is the running one. Nothing is read yet. Meters as if nothing were configured.
+    /// The machine below `root`; `/` is the running one. Nothing is read yet. Meters have their default settings.
     pub fn new(root: Root) -> Self {
         Self::with_meters(root, &MeterSettings::default())
     }
 
-    /// As [`LinuxPlatform::new`], with what a person configured about meters.
+    /// As [`LinuxPlatform::new`], with a person's settings of meters.
     pub fn with_meters(root: Root, settings: &MeterSettings) -> Self {
         Self {
             clock: MonotonicClock,
@@ -227,38 +216,35 @@ impl LinuxPlatform {
         }
     }
 
-    /// Starts what a protection from readers needs when memory is short, so that nothing has to be started then.
+    /// Prepares a protection from streaming readers, so that nothing has to be started while memory is short.
     pub fn stand_by(&mut self) {
         self.effectors.stand_by();
     }
 
-    /// Starts the process that reads in the control groups of others what programs lost; without it nothing is brought back.
+    /// Starts the process that reads lost pages back in the control groups of others; without it none are brought back.
     ///
     /// # Errors
-    /// Why it cannot be started, for people.
+    /// The reason, for people.
     pub fn start_fetcher(&mut self, launch: &Launch) -> Result<(), String> {
         self.effectors.start_fetcher(launch)
     }
 
-    /// Whether something failed in the last probe ([`Sensors::machine`]) for a reason that may pass by itself, such as
-    /// memory that was short, or the machine has changed since.
+    /// Whether a part of the last probe ([`Sensors::machine`]) failed for a passing reason, or the machine changed.
     pub fn should_be_probed_again(&self) -> bool {
         self.probe_again || self.machine_changed
     }
 
-    /// Whether CPUs or nodes have come or gone since the last probe, as the last scan saw it.
+    /// Whether CPUs or nodes came or went since the last probe, at the last scan.
     pub fn machine_changed(&self) -> bool {
         self.machine_changed
     }
 
-    /// Everything there is to see of where a workload runs and its memory lies; the strategies get the summary
-    /// ([`Sensors::inspect_locality`]).
+    /// Every visible fact about the places of a workload; strategies get a summary ([`Sensors::inspect_locality`]).
     ///
     /// # Errors
     /// As there.
     pub fn look_at_places(&mut self, workload: &WorkloadId) -> Result<Places, PlatformError> {
         let workload = self.known(workload)?.clone();
-        // Our own mask is not a person's.
         let mut own = self.effectors.placed_on(&workload.id);
         own.extend(self.recognised.get(&workload.id).into_iter().flatten().cloned());
         let mut places = self
@@ -268,8 +254,8 @@ impl LinuxPlatform {
         Ok(places)
     }
 
-    /// For an observer beside a daemon: these are the changes that are in force, so the masks that they set are
-    /// nobody's choice. Nothing is looked after, unlike with [`Effectors::adopt`].
+    /// For an observer next to a daemon: masks of these changes are no person's choice. Unlike [`Effectors::adopt`],
+    /// unsupervised.
     pub fn recognise<'r>(&mut self, in_force: impl IntoIterator<Item = &'r UndoRecord>) {
         self.recognised.clear();
         for record in in_force {
@@ -281,50 +267,50 @@ impl LinuxPlatform {
         }
     }
 
-    /// The sensor of places, for whoever watches dispatches live.
+    /// The sensor of places, to watch dispatches live.
     pub fn locality(&mut self) -> &mut LocalitySensor {
         &mut self.locality
     }
 
-    /// How a meter came to be, where that took a search: for people.
+    /// Origin of a meter that was found by a search, for people.
     pub fn meter_story(&self, workload: &WorkloadId, meter: &MeterId) -> Option<String> {
         let workload = self.workloads.get(workload)?;
         self.kinds.iter().find_map(|kind| kind.story(workload, meter))
     }
 
-    /// Threads of a workload whose spans are being recorded; `None` while none are.
+    /// Threads of a workload whose run-to-block times are recorded; `None` without any.
     pub fn threads_followed(&self, workload: &WorkloadId) -> Option<usize> {
         self.spans.get(workload).and_then(Follower::threads)
     }
 
-    /// Whether the kernel told at the last sample how long the CPU, memory, and input and output were waited for (PSI).
+    /// Whether the last sample had stall times (PSI) of the CPU, memory, and I/O.
     pub fn tells_pressure(&self) -> [bool; 3] {
         self.host.tells_pressure()
     }
 
-    /// Whether the kernel tells how long threads wait on a run queue (`schedstat`, CONFIG_SCHED_INFO).
+    /// Whether the kernel reports run-queue waits of threads (`schedstat`, CONFIG_SCHED_INFO).
     pub fn tells_runqueue_wait(&self) -> bool {
         std::fs::exists(self.root.path("/proc/self/schedstat")).unwrap_or(false)
     }
 
-    /// What was done beside the changes themselves since the last time: sentences for people, with the workload that each is about.
+    /// Side effects of changes since the last call: sentences for people, with their workload.
     pub fn told(&mut self) -> Vec<(WorkloadId, String)> {
         self.effectors.told()
     }
 
-    /// How well readers have been kept small since the start, where no limit does it (control groups of version 1).
+    /// Counts of limiting readers since the start without a kernel limit (control groups of version 1).
     pub fn kept_small(&self) -> KeepCounts {
         self.effectors.kept_small()
     }
 
-    /// Our own resident memory, whatever machine is looked at.
+    /// Our own resident memory, also with a captured machine.
     fn own_resident(&mut self) -> Bytes {
         let text = self.own_memory.read(&mut self.buffer, 256).unwrap_or_default();
         let pages = words(text).nth(1).and_then(number).unwrap_or(0);
         Bytes(pages.saturating_mul(rustix::param::page_size() as u64))
     }
 
-    /// What the event counters said about a workload in their last window; `None` when it was not counted lately.
+    /// The event counters of a workload in their last window; `None` without a recent one.
     pub fn counters(&self, workload: &WorkloadId) -> Option<&homeostat_sensors::counters::Reading> {
         self.counters.latest(workload, self.clock.now())
     }
@@ -344,7 +330,7 @@ impl LinuxPlatform {
         }
     }
 
-    /// Time since boot, as start times of processes count it.
+    /// Time since boot, on the clock of start times.
     fn uptime(&self) -> Nanoseconds {
         if self.root.is_live() {
             return read_clock(homeostat_kernel::clock::ClockId::Boottime);
@@ -358,7 +344,7 @@ impl LinuxPlatform {
         let now = self.clock.now();
         let short = self.is_short(now);
         self.table()?;
-        // The table is ours already; asked in this way the other sensors can be used beside it.
+        // The table exists; this form of access allows the other sensors meanwhile.
         let Some(table) = self.processes.as_mut() else {
             return Ok((Vec::new(), Vec::new()));
         };
@@ -379,10 +365,10 @@ impl LinuxPlatform {
             }
             let busy = sample.cpu.as_secs_f64() > sample.interval.as_secs_f64() * NOISE_CPU;
             if detailed || busy || sample.resident >= NOISE_RESIDENT {
-                // In detail it is read with its kinds.
+                // A detailed sample reads it by kind.
                 if !detailed {
                     sample.anonymous = table.weigh(workload, now);
-                    // It was read later than the total, which of a workload that is just growing is less.
+                    // It was read after the total, which is smaller in a growing workload.
                     sample.resident = sample.resident.max(sample.anonymous);
                 }
                 samples.push(sample);
@@ -393,7 +379,7 @@ impl LinuxPlatform {
         self.other_tuners
             .extend(homeostat_sensors::tuners::in_kernel(&self.root));
         self.workloads = workloads.iter().map(|w| (w.id.clone(), w.clone())).collect();
-        // What somebody chose against a change of ours is a choice like any other that a scan finds.
+        // A person's choice against a change of ours counts like any other found by a scan.
         for (id, sentence) in self.effectors.review(&self.workloads) {
             if let Some(workload) = workloads.iter_mut().find(|w| w.id == id) {
                 workload.choice.tuned.push(sentence.clone());
@@ -435,7 +421,6 @@ impl LinuxPlatform {
         Ok((workloads, samples))
     }
 
-    /// Samples only what was asked for.
     fn sample_detail(&mut self, detail: &[WorkloadId]) -> Result<Vec<WorkloadSample>, PlatformError> {
         let mut samples = Vec::new();
         for id in detail {
@@ -463,7 +448,7 @@ impl LinuxPlatform {
         Ok(samples)
     }
 
-    /// Whether it is to be looked at who reads what: memory is short, or was lately.
+    /// Whether reads are sampled: memory is short, or was recently.
     fn is_short(&self, now: Nanoseconds) -> bool {
         self.always_reads || self.short.is_some_and(|at| now - at < SHORT_FOR)
     }
@@ -487,8 +472,8 @@ impl LinuxPlatform {
             if glance.resident > ROLLUP_RESIDENT_MAX {
                 continue;
             }
-            // What has not the size of a large page has none, and no page table is walked for it. Half of one, since the
-            // kernel's counters of each CPU are added up now and then only.
+            // Memory smaller than a large page contains none, so its page tables are not walked. Half of one, because
+            // per-CPU counters are added up only occasionally.
             if (glance.anonymous + glance.shared).0 < self.host.large_page().0 / 2 {
                 huge_known = true;
                 continue;
@@ -499,16 +484,15 @@ impl LinuxPlatform {
                 huge_known = true;
             }
         }
-        // The total was read with the process table, before its kinds: of a workload that is just growing the whole
-        // would be smaller than its parts.
+        // The total was read before its kinds: in a growing workload it would be smaller than its parts.
         sample.resident = sample.resident.max(sample.anonymous + sample.shared);
         sample.huge = huge_known.then(|| private_huge + shared_huge);
-        // Last: what belongs to one sample is read at one time.
+        // Last, so that all data of one sample is read at one time.
         self.counters
             .follow(&self.root, workload, self.nodes, self.clock.now());
     }
 
-    /// The memory of a process by kind; read anew when its size is another one, or after a while.
+    /// The memory of a process by kind; read anew after a change of size, or after a while.
     fn glance(&mut self, process: ProcessId) -> Option<Glance> {
         let now = self.clock.now();
         let resident_pages = self.processes.as_ref()?.resident_pages(process);
@@ -537,8 +521,7 @@ impl LinuxPlatform {
             }
         }
         let root = self.root.clone();
-        // Under the process's mmap_lock; a large process takes its time. When it cannot be read now the share of
-        // large pages is unknown in this sample.
+        // Takes the process's mmap_lock. If it fails, the share of large pages is unknown in this sample.
         let (private, shared) = self
             .reader
             .run(process.pid, reader::PATIENCE, move || {
@@ -569,10 +552,10 @@ impl LinuxPlatform {
                     let at = self.clock.now();
                     let counted = open.meter.counted();
                     if let Some((before, then)) = open.last.replace((count, at)) {
-                        // Without, the next interval begins here all the same.
+                        // Without a count, the next interval still begins here.
                         if let Some(counted) = counted {
                             let work = count - before;
-                            // A counter that went back was restarted: this interval says nothing.
+                            // A counter that went back was restarted: this interval is lost.
                             if work >= 0.0 && work.is_finite() && at > then {
                                 sample.meters.push(MeterReading {
                                     meter: id.clone(),
@@ -595,7 +578,7 @@ impl LinuxPlatform {
         if ended.is_empty() {
             return;
         }
-        // With its main process a workload ends, and its meters with it: that is not told here.
+        // A workload ends with its main process, and so do its meters: that loss is not reported.
         let is_there = workload
             .processes
             .first()
@@ -714,7 +697,7 @@ impl Sensors for LinuxPlatform {
                 why: format!("{METERS_MAX} meters are open already; close one first"),
             });
         }
-        // The kind that knows this meter is asked; the others would refuse it with a reason of their own.
+        // Only the meter's own kind is asked; others would refuse it with another reason.
         for kind in &mut self.kinds {
             let offers = kind
                 .find(&self.root, &workload)
@@ -764,7 +747,7 @@ impl Effectors for LinuxPlatform {
         if let (true, Target::Memory(memory)) = (progress.done, &record.action.target) {
             for target in memory {
                 match direction {
-                    // The next walk is short: it is over large pages.
+                    // The next walk is short: it covers large pages.
                     Direction::Apply => {
                         self.rollups.remove(&target.process);
                         self.split_since.remove(&target.process);
@@ -788,12 +771,12 @@ impl Effectors for LinuxPlatform {
     }
 }
 
-/// A time since boot as start times of processes count it, in clock ticks.
+/// A time since boot on the clock of start times, in clock ticks.
 fn ticks(uptime: Nanoseconds) -> u64 {
     uptime.0 / tick_length().max(1)
 }
 
-/// Whether it is worth a look what a workload reads: it works, or waits for pages.
+/// Whether a workload's reads matter: it works, or waits for pages.
 fn reads_perhaps(sample: &WorkloadSample) -> bool {
     sample.faults_major > 0 || uses_cpu(sample, READER_CPU)
 }

@@ -1,34 +1,30 @@
-//! What the person in charge of a process chose, from its environment and status.
+//! The operator's choice for a process, from its environment and status.
 //!
-//! `/proc/PID/environ` is memory of the process: the program may overwrite it, and redis, nginx and sshd do. An
-//! environment counts only if it is whole and looks as `execve` left it. Anything else is *not known*, never "nothing
-//! said". A `never` counts wherever it is found. Environments hold secrets: they are read in pieces, and nothing of them is kept
-//! but the two variables below.
+//! `/proc/PID/environ` is memory of the process: programs such as redis, nginx and sshd overwrite it. An environment
+//! counts only if it is complete and looks as `execve` left it. Otherwise it is *not known*, never "nothing said". A
+//! `never` counts wherever it is found. Environments hold secrets: only the two variables below are kept.
 
 use homeostat_kernel::bytes::{keyed, lines};
 use homeostat_kernel::files::Text;
 use homeostat_model::OperatorChoice;
 
-/// Most of an environment that is read, in bytes.
-///
-/// Source: `bprm_stack_limits` in Linux `fs/exec.c` allows 6 MiB for arguments and environment together.
+/// Most bytes read of an environment: `bprm_stack_limits` (Linux `fs/exec.c`) allows 6 MiB, with the arguments.
 pub const ENVIRONMENT_MAX: u64 = 6 * 1024 * 1024;
-/// Most strategies that one variable may name.
 const STRATEGIES_MAX: usize = 64;
-/// Longest value of a variable that is looked at, in bytes. Longer ones are not known.
+/// Longest value of a variable that is read, in bytes. Longer ones are not known.
 const VALUE_MAX: usize = 4096;
 /// The variables that people set.
 const NEVER: &[u8] = b"HOMEOSTAT=";
 const STRATEGIES: &[u8] = b"HOMEOSTAT_STRATEGIES=";
 
-/// Why an environment does not say what the person chose.
+/// Reason why an environment does not show the operator's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
     /// It is longer than [`ENVIRONMENT_MAX`], or shorter than the kernel says.
     Cut,
-    /// Nothing is there.
+    /// It has no text.
     Empty,
-    /// The program wrote something else over it.
+    /// The program overwrote it.
     Overwritten,
     /// The kernel refused to show it.
     Unreadable,
@@ -49,12 +45,12 @@ impl Unknown {
     }
 }
 
-/// What an environment says.
+/// The statement of an environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// What was found. It holds although the rest may not be known.
+    /// The choice found. It holds even if the rest is unknown.
     pub choice: OperatorChoice,
-    /// Why this may not be all.
+    /// Reason why this may be incomplete.
     pub unknown: Option<Unknown>,
 }
 
@@ -68,7 +64,7 @@ impl Said {
     }
 }
 
-/// Looks through an environment that comes in pieces.
+/// Searches an environment that comes in pieces.
 #[derive(Debug, Default)]
 pub struct Scanner {
     /// The beginning of the present variable, as long as it may be one of ours.
@@ -83,7 +79,7 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Takes the next piece. `place` says whose environment it is.
+    /// Takes the next piece. `place` names the environment's owner.
     pub fn feed(&mut self, piece: &[u8], place: &str) {
         self.bytes = self.bytes.saturating_add(piece.len() as u64);
         let mut rest = piece;
@@ -101,7 +97,7 @@ impl Scanner {
     fn extend(&mut self, part: &[u8]) {
         if !self.has_name {
             let end = part.iter().position(|b| *b == b'=');
-            // No name has blanks or slashes in it; titles have.
+            // Names have no blanks or slashes; titles have.
             let name = part.get(..end.unwrap_or(part.len())).unwrap_or_default();
             self.unlike |= name.iter().any(|b| *b <= b' ' || *b == b'/');
             self.has_name = end.is_some_and(|at| self.length + at > 0);
@@ -116,7 +112,7 @@ impl Scanner {
             .extend_from_slice(part.get(..part.len().min(room)).unwrap_or_default());
         let is_ours = |name: &[u8]| self.kept.iter().zip(name).all(|(a, b)| a == b);
         if !is_ours(NEVER) && !is_ours(STRATEGIES) {
-            // Nothing of anybody else's variable is kept.
+            // No text of another variable is kept.
             self.kept.fill(0);
             self.kept.clear();
         }
@@ -137,11 +133,10 @@ impl Scanner {
         self.has_name = false;
     }
 
-    /// What it says. `length` is how long the kernel says that it is; `None` where that is not known.
+    /// The result. `length` is the kernel's length of the environment; `None` if unknown.
     pub fn finish(mut self, length: Option<u64>, place: &str) -> Said {
         let is_open = self.length > 0;
         if is_open {
-            // What there is of the last variable counts as far as it is a `never`.
             self.end_variable(place);
         }
         let why = if self.bytes == 0 {
@@ -160,18 +155,16 @@ impl Scanner {
     }
 }
 
-/// Looks through a whole environment, as `/proc/PID/environ` has it.
+/// Searches a whole environment, as in `/proc/PID/environ`.
 pub fn from_environment(environ: &[u8], place: &str) -> Said {
     let mut scanner = Scanner::default();
     scanner.feed(environ, place);
     scanner.finish(None, place)
 }
 
-/// Takes one variable `NAME=VALUE` into account, if it is one of the two.
-///
-/// `HOMEOSTAT=never|always` (also `off`, `no`, `0` for never; anything else is reported in `tuned`, and treated as
-/// `never`, because whoever wrote it wanted to say something to homeostat and doing nothing is safe).
-/// `HOMEOSTAT_STRATEGIES=large_pages=off,other=on`.
+/// Applies one variable `NAME=VALUE`, if it is one of the two: `HOMEOSTAT_STRATEGIES=large_pages=off,other=on` or
+/// `HOMEOSTAT=never|always` (also `off`, `no`, `0` for never). Any other value is reported in `tuned` and treated as
+/// `never`: its author addressed homeostat, and doing nothing is safe.
 pub fn take_variable(choice: &mut OperatorChoice, variable: &[u8], place: &str) {
     if let Some(value) = variable.strip_prefix(NEVER) {
         take_value(choice, value, "HOMEOSTAT", place);
@@ -195,7 +188,7 @@ pub fn take_variable(choice: &mut OperatorChoice, variable: &[u8], place: &str) 
     }
 }
 
-/// Takes a value of `HOMEOSTAT`, or of the attribute `user.homeostat`, into account.
+/// Applies a value of `HOMEOSTAT`, or of the attribute `user.homeostat`.
 pub fn take_value(choice: &mut OperatorChoice, value: &[u8], name: &str, place: &str) {
     let value = String::from_utf8_lossy(value).trim().to_ascii_lowercase();
     match value.as_str() {
@@ -203,7 +196,7 @@ pub fn take_value(choice: &mut OperatorChoice, value: &[u8], name: &str, place: 
         "always" => choice.always = Some(format!("{name}=always in {place}")),
         "never" | "off" | "no" | "0" => choice.never = Some(format!("{name}={value} in {place}")),
         _ => {
-            // The value itself is not repeated: it is not ours and may be long.
+            // The value is not repeated: it is not ours and may be long.
             let sentence = format!("{name} in {place} is neither never nor always; taken as never");
             choice.never = Some(sentence.clone());
             choice.tuned.push(sentence);
@@ -211,7 +204,7 @@ pub fn take_value(choice: &mut OperatorChoice, value: &[u8], name: &str, place: 
     }
 }
 
-/// Settings on the process that a person or the program made, from `/proc/PID/status`.
+/// Settings that a person or the program made on the process, from `/proc/PID/status`.
 pub fn from_status(status: Text<'_>, program: &str, pid: i32) -> Vec<String> {
     let mut found = Vec::new();
     let text = status.beginning();
@@ -235,7 +228,7 @@ pub fn from_status(status: Text<'_>, program: &str, pid: i32) -> Vec<String> {
     found
 }
 
-/// Whether large pages are switched off for the process, or that cannot be told because its status was cut.
+/// Whether large pages are off for the process, or its status was cut before that line.
 pub fn may_refuse_large_pages(status: Text<'_>) -> bool {
     status.is_cut() || keyed(status.beginning(), "THP_enabled") == Some(0)
 }
@@ -247,8 +240,7 @@ pub fn user(status: &[u8]) -> u32 {
         .unwrap_or(u32::MAX)
 }
 
-/// Adds the choice of one member to that of its workload: any `never` holds for all; `off` wins over `on`; what is not
-/// known of one is not known of all.
+/// Adds a member's choice to its workload's: any `never` holds for all, `off` wins over `on`, unknown holds for all.
 pub fn merge(into: &mut OperatorChoice, member: &OperatorChoice) {
     if into.never.is_none() {
         into.never.clone_from(&member.never);
@@ -265,7 +257,7 @@ pub fn merge(into: &mut OperatorChoice, member: &OperatorChoice) {
             .and_modify(|o| *o &= *on)
             .or_insert(*on);
     }
-    /// Most sentences kept for one workload: a hundred workers say the same thing.
+    /// Most sentences kept for one workload: a hundred workers have the same one.
     const TUNED_MAX: usize = 8;
     for sentence in &member.tuned {
         if into.tuned.len() < TUNED_MAX && !into.tuned.contains(sentence) {

@@ -1,8 +1,5 @@
-//! What a person said about a process elsewhere than in its environment: an attribute of its control groups, the files of
-//! its unit, the specification of its container.
-//!
-//! A program may overwrite its environment, but none of these places. Each set of control groups is asked once a pass, and its
-//! files once a minute.
+//! Statements about a process that it cannot overwrite: an attribute of its control groups, the files of its unit, its
+//! container's specification. Each set of control groups is read once a pass, and its files once a minute.
 
 use crate::{choice, units};
 use homeostat_kernel::bytes::{fingerprint, lines};
@@ -14,25 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The extended attribute of a control group: `setfattr -n user.homeostat -v never`.
 const ATTRIBUTE: &str = "user.homeostat";
-/// Most control groups, with those above, that are asked for one process.
 const GROUPS_MAX: usize = 128;
-/// Files are read again every so many passes.
 const FILES_EVERY: u64 = 6;
-/// Longest specification of a container that is read, in bytes.
 const SPECIFICATION_MAX: usize = 1024 * 1024;
 
-/// What was said about all processes in a set of control groups.
+/// The statement about all processes in a set of control groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Says {
     pub(super) choice: OperatorChoice,
-    /// The unit whose files are known completely: programs that it starts itself said no more than is found there.
+    /// Programs of the unit whose files are completely known: the files contain all statements about them.
     programs: Vec<String>,
-    /// The container's specification is known.
     is_container: bool,
 }
 
 impl Says {
-    /// Whether it is known what was said to a program that overwrote its environment.
+    /// Whether the statement to a program that overwrote its environment is known.
     pub(super) fn answer_for(&self, executable: &str) -> bool {
         self.choice.always.is_some() || self.is_container || self.programs.iter().any(|p| p == executable)
     }
@@ -40,7 +33,7 @@ impl Says {
 
 struct Known {
     text: Vec<u8>,
-    /// What the files say, and when they were read.
+    /// Statements of the files, and the pass that read them.
     files: Says,
     read_at: u64,
     /// With the attributes, and the number of its state.
@@ -48,7 +41,7 @@ struct Known {
     state: u64,
 }
 
-/// What is known of the control groups on the machine.
+/// Known control groups of the machine.
 pub(super) struct Elsewhere {
     root: Root,
     known: BTreeMap<u64, Known>,
@@ -66,7 +59,7 @@ impl Elsewhere {
         }
     }
 
-    /// Takes up the control groups of a process, as in `/proc/PID/cgroup`. Returns their key.
+    /// Adds the control groups of a process, as in `/proc/PID/cgroup`. Returns their key.
     pub(super) fn enter(&mut self, text: &[u8]) -> u64 {
         let key = fingerprint(&[text]);
         if !self.known.contains_key(&key) {
@@ -84,7 +77,7 @@ impl Elsewhere {
         key
     }
 
-    /// Looks again.
+    /// Reads all of them again.
     pub(super) fn refresh(&mut self, pass: u64) {
         self.pass = pass;
         for known in self.known.values_mut() {
@@ -106,13 +99,13 @@ impl Elsewhere {
         self.known.retain(|key, _| used.contains(key));
     }
 
-    /// What was said there, with the number of its state.
+    /// The statement, with the number of its state.
     pub(super) fn says(&self, key: u64) -> Option<(u64, &Says)> {
         self.known.get(&key).map(|known| (known.state, &known.says))
     }
 }
 
-/// The hierarchies and paths of `/proc/PID/cgroup`, as directories where they may be mounted.
+/// The hierarchies and paths of `/proc/PID/cgroup`, as directories of possible mounts.
 fn directories(text: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     for line in lines(text) {
@@ -133,7 +126,7 @@ fn directories(text: &[u8]) -> Vec<String> {
             )],
         };
         let mut here = path.trim_end_matches('/');
-        // What is said of a group holds for all below it. The root group is the whole machine: that is the configuration's.
+        // A statement about a group holds for all below it. The configuration decides for the whole machine (root).
         while !here.is_empty() {
             found.extend(mounts.iter().map(|mount| format!("{mount}{here}")));
             here = here.rsplit_once('/').map_or("", |(above, _)| above);
@@ -163,7 +156,7 @@ fn from_files(root: &Root, text: &[u8]) -> Says {
         let Some(path) = line.splitn(3, ':').nth(2) else {
             continue;
         };
-        // What is in the groups of a user's manager is that user's, whatever its name.
+        // Groups of a user's manager belong to that user, whatever their names.
         if path.split('/').any(|part| part.starts_with("user@")) {
             continue;
         }
@@ -193,12 +186,12 @@ fn from_files(root: &Root, text: &[u8]) -> Says {
     says
 }
 
-/// A name in the tree of control groups begins with `_` where it would look like a file of the kernel.
+/// The tree of control groups prefixes `_` to a name that looks like a file of the kernel.
 fn unescaped(part: &str) -> String {
     part.strip_prefix('_').unwrap_or(part).to_owned()
 }
 
-/// The program behind links such as `/usr/bin/redis-server -> redis-check-rdb`, as `/proc/PID/exe` names it.
+/// The program behind links such as `/usr/bin/redis-server -> redis-check-rdb`, as in `/proc/PID/exe`.
 fn resolved(root: &Root, program: &str) -> String {
     if root.is_live() {
         if let Ok(path) = std::fs::canonicalize(program) {
@@ -208,19 +201,16 @@ fn resolved(root: &Root, program: &str) -> String {
     program.to_owned()
 }
 
-/// The id of a container in the name of its control group.
 fn container_id(part: &str) -> Option<&str> {
     let name = part.strip_suffix(".scope").unwrap_or(part);
     let id = name.rsplit(['-', ':']).next()?;
     (id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit())).then_some(id)
 }
 
-/// Of the specification of a container only its environment.
 #[derive(Deserialize)]
 struct Specification {
     /// OCI runtime specification, `process.env`.
     process: Option<Environment>,
-    /// Docker's `config.v2.json`.
     #[serde(rename = "Config")]
     config: Option<Environment>,
 }
@@ -231,8 +221,7 @@ struct Environment {
     env: Vec<String>,
 }
 
-/// The variables of homeostat in the environment that the runtime gave a container; `None` when its specification is not found
-/// or not read whole.
+/// homeostat's variables in the environment from a container's runtime; `None` if its specification is absent or cut.
 fn container_environment(root: &Root, id: &str) -> Option<Vec<String>> {
     const PLACES: [(&str, &str); 8] = [
         (

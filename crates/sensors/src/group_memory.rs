@@ -1,13 +1,11 @@
-//! What a control group counts of memory (`memory.stat`): its own memory, its pages of files, what came back that had
-//! been taken from it, and what its programs waited for; how long they stood still for memory, and whether it, or a group above
-//! it, is full.
+//! Memory counters of a control group (`memory.stat`), and whether the group, or a group above it, is full.
 //!
-//! Sources: Linux `Documentation/admin-guide/cgroup-v2.rst` (Memory Interface Files), `cgroup-v1/memory.rst` (5.2). In both
-//! versions what is in the groups below is counted in (`total_…` in version 1), and pages of files hold shared memory, which is
-//! taken off here. What came back, and faults, are those of the group alone in version 1, so that a program is not told to lose
-//! what a reader in a group below it loses; in version 2 a group with processes has no such groups below it. A name that a kernel
-//! lacks counts nothing, or is `None` where whole versions lack it: in version 1 `pgscan`, `pgsteal`, `pswpin` and `pswpout` (its
-//! `pgpgin` and `pgpgout` are pages charged and no longer charged, which says nothing of swap).
+//! Sources: Linux `Documentation/admin-guide/cgroup-v2.rst` (Memory Interface Files), `cgroup-v1/memory.rst` (5.2).
+//! Both versions include the groups below (`total_…` in version 1). Shared memory is subtracted from file pages here.
+//! Refaults and faults of version 1 are the group's alone, so that a program is not charged with losses of a reader in
+//! a group below. In version 2 a group with processes has no such groups below it. Names that a kernel lacks are zero,
+//! or `None` if whole versions lack them: `pgscan`, `pgsteal`, `pswpin`, `pswpout` in version 1. Its `pgpgin` and
+//! `pgpgout` are charged and uncharged pages, not swap.
 
 use crate::memory_group::MemoryGroup;
 use crate::pressure;
@@ -17,40 +15,40 @@ use homeostat_kernel::{Root, files};
 use homeostat_model::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What a group counts.
+/// Memory counters of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
-    /// Memory that no file backs.
+    /// Memory without a file.
     pub anonymous: Bytes,
-    /// Pages of files …
+    /// Pages of files.
     pub file: Bytes,
-    /// … of which used lately …
+    /// Pages of files on the active list.
     pub file_active: Bytes,
-    /// … and not.
+    /// Pages of files on the inactive list.
     pub file_inactive: Bytes,
     /// Shared memory, and files in memory.
     pub shared: Bytes,
-    /// Pages of files that wait to be written …
+    /// Pages of files that wait to be written.
     pub dirty: Bytes,
-    /// … and pages that are being written, to swap as well.
+    /// Pages being written, also to swap.
     pub writeback: Bytes,
-    /// What is in swap, in version 1 (version 2 tells it elsewhere).
+    /// Memory in swap, in version 1 (version 2 reports it elsewhere).
     pub swap: Bytes,
-    /// What is in swap and still, or again, in memory; older kernels do not tell.
+    /// Memory in swap and also in RAM; older kernels do not report it.
     pub swap_cached: Option<Bytes>,
-    /// Pages of files that were needed again after they had been taken, since the group was made.
+    /// Pages of files needed again after reclaim, since the group was made.
     pub refaults_file: u64,
-    /// Pages of programs, likewise.
+    /// Anonymous pages needed again after reclaim.
     pub refaults_anonymous: u64,
-    /// Faults of its programs that waited for storage. The kernel does not tell their causes apart.
+    /// Faults of its programs that waited for storage. The kernel does not separate their causes.
     pub faults_major: u64,
-    /// Pages read from swap; version 2 alone tells, since Linux 6.13.
+    /// Pages read from swap; only version 2 reports it, since Linux 6.13.
     pub swapped_in: Option<u64>,
-    /// Pages written to swap, likewise.
+    /// Pages written to swap, in the same versions.
     pub swapped_out: Option<u64>,
-    /// Pages of it looked at to find some that can be taken; version 2 alone tells.
+    /// Pages scanned for reclaim; only version 2 reports it.
     pub scanned: Option<u64>,
-    /// Pages taken from it, likewise.
+    /// Pages reclaimed; only version 2 reports it.
     pub stolen: Option<u64>,
 }
 
@@ -66,17 +64,17 @@ impl GroupCounts {
 pub struct GroupMemory {
     /// Its directory.
     pub path: String,
-    /// What it counts.
+    /// Its counters.
     pub counts: GroupCounts,
-    /// What limits it (`memory.high` or `memory.limit_in_bytes`), if anything does.
+    /// Its limit (`memory.high` or `memory.limit_in_bytes`), if any.
     pub limit: Option<Bytes>,
-    /// How long its programs stood still for memory since it was made; version 2 alone tells (`memory.pressure`).
+    /// Time since its creation when all its programs were stalled on memory; only in version 2 (`memory.pressure`).
     pub stalled: Option<Stalled>,
-    /// Of this group and those above it the nearest that is full: what is brought into it is taken from what is in it.
+    /// The nearest full group among this one and those above: new memory in it displaces other memory in it.
     pub full: Option<Full>,
 }
 
-/// A group that is full: it uses what its limit allows.
+/// A full group: it uses all that its limit allows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Full {
     /// Its directory.
@@ -85,8 +83,7 @@ pub struct Full {
     pub limit_bytes: Bytes,
 }
 
-/// A group that uses this share of its limit is full: the kernel takes some pages at a time, so that a group at its limit is a little
-/// below it for most of the time.
+/// Share of the limit from which a group is full: the kernel reclaims in batches, and usage stays below the limit.
 const FULL_FROM: f64 = 0.96;
 
 /// Parses `memory.stat` of either version.
@@ -97,7 +94,7 @@ pub fn parse(stat: &[u8]) -> GroupCounts {
         let (Some(name), Some(count)) = (parts.next(), parts.next().and_then(number)) else {
             continue;
         };
-        // Version 1 has each twice; the sum over the groups below comes second.
+        // Version 1 has each name twice; the second is the sum over the groups below.
         match name {
             b"anon" | b"total_rss" => out.anonymous = Bytes(count),
             b"file" | b"total_cache" => out.file = Bytes(count),
@@ -122,7 +119,7 @@ pub fn parse(stat: &[u8]) -> GroupCounts {
     out
 }
 
-/// The group that counts the memory of a process; `None` where there is none, it lies outside of our view, or tells nothing.
+/// The group that counts the memory of a process; `None` if there is none in our view, or it reports nothing.
 pub fn of(root: &Root, pid: i32) -> Option<GroupMemory> {
     let group = MemoryGroup::of(root, pid)?;
     let stat = files::bytes(
@@ -147,7 +144,6 @@ pub fn of(root: &Root, pid: i32) -> Option<GroupMemory> {
     })
 }
 
-/// Of a group and those above it the nearest that is full.
 fn full(root: &Root, group: &MemoryGroup) -> Option<Full> {
     std::iter::successors(Some(group.clone()), MemoryGroup::above).find_map(|group| {
         let (used, limit) = group.used_of_limit(root)?;

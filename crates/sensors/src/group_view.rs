@@ -1,7 +1,7 @@
-//! The control groups as directories: who may make groups in them, and which units were delegated theirs.
+//! Control groups as directories: who may make groups in them, and which units have them delegated.
 //!
-//! Only kernel file systems and the unit files of the system are read, none of which an untrusted user can mount or
-//! write in the daemon's own view. What cannot be seen counts as root's.
+//! It reads only kernel file systems and system unit files, which no untrusted user can mount or write in the daemon's
+//! view. A directory that cannot be read counts as root's.
 
 use crate::grouping::{Groups, Writer};
 use homeostat_kernel::Root;
@@ -9,11 +9,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
-/// Answers kept between two clearings.
 const KEPT_MAX: usize = 4096;
-/// Most of a unit file that is read, in bytes.
 const UNIT_FILE_MAX: u64 = 64 * 1024;
-/// Where unit files lie, the strongest first (systemd.unit(5), *unit file load path*).
+/// Directories of unit files, strongest first (systemd.unit(5), *unit file load path*).
 const UNIT_DIRECTORIES: &[&str] = &[
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -24,13 +22,12 @@ const UNIT_DIRECTORIES: &[&str] = &[
     "/lib/systemd/system",
 ];
 
-/// What is known of the control groups below a root.
+/// Knowledge about the control groups below a root.
 #[derive(Debug)]
 pub struct GroupView {
     root: Root,
-    /// Mount point by hierarchy, as far as the whole hierarchy is mounted.
+    /// Mount point by hierarchy, if the whole hierarchy is mounted.
     mounts: RefCell<BTreeMap<String, String>>,
-    /// Whether a unit delegates, by path in its hierarchy.
     delegating: RefCell<BTreeMap<String, bool>>,
 }
 
@@ -46,7 +43,7 @@ impl GroupView {
         view
     }
 
-    /// Forgets what may have changed: units are started anew with other settings, hierarchies are mounted.
+    /// Forgets facts that may change: units restart with other settings, hierarchies are mounted.
     pub fn forget(&self) {
         self.delegating.borrow_mut().clear();
         let text = std::fs::read_to_string(self.root.path("/proc/self/mountinfo")).unwrap_or_default();
@@ -65,9 +62,8 @@ impl GroupView {
 
 impl Groups for GroupView {
     fn writer(&self, hierarchy: &str, path: &str) -> Option<Writer> {
-        /// Write permission of the group and of others.
         const OTHERS_WRITE: u32 = 0o022;
-        // A captured tree belongs to whoever unpacked it.
+        // A captured tree belongs to the user who unpacked it.
         if !self.root.is_live() {
             return None;
         }
@@ -97,7 +93,7 @@ impl Groups for GroupView {
     }
 }
 
-/// Whether systemd has noted on the directory of a unit that it was delegated.
+/// Whether systemd marked the directory of a unit as delegated.
 fn is_noted(directory: &std::path::Path) -> bool {
     ["trusted.delegate", "user.delegate"].iter().any(|name| {
         let mut value = [0u8; 8];
@@ -106,9 +102,8 @@ fn is_noted(directory: &std::path::Path) -> bool {
     })
 }
 
-/// Whether the files of a unit say `Delegate=`.
 fn is_written(root: &Root, unit: &str) -> bool {
-    // The name came from a group: no part of it may lead out of the directories.
+    // The name came from a group: it must not lead out of the directories.
     if unit.contains('/') || unit.starts_with('.') {
         return false;
     }
@@ -126,7 +121,7 @@ fn is_written(root: &Root, unit: &str) -> bool {
     if let Some(text) = fragment {
         delegates = said(&text).unwrap_or(false);
     }
-    // Pieces are read in the order of their names, whatever directory they lie in.
+    // Drop-ins are read in the order of their names, across directories.
     let mut pieces: BTreeMap<std::ffi::OsString, String> = BTreeMap::new();
     for name in &names {
         for directory in UNIT_DIRECTORIES {
@@ -159,7 +154,7 @@ fn read(root: &Root, path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// What the last `Delegate=` of a unit file says: a truth value, or a list of controllers.
+/// The last `Delegate=` of a unit file: a truth value, or a list of controllers.
 fn said(text: &str) -> Option<bool> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("Delegate"))
@@ -168,12 +163,10 @@ fn said(text: &str) -> Option<bool> {
         .next_back()
 }
 
-/// Mount points by hierarchy, from `/proc/self/mountinfo`.
-///
-/// The hierarchy is named as in the second field of `/proc/PID/cgroup`: by its controllers in that order, by its name, or by
-/// nothing where it is the unified one. Only mounts of a whole hierarchy count, whose paths are those of `/proc/PID/cgroup`.
+/// Mount points by hierarchy, from `/proc/self/mountinfo`. The name of a hierarchy is as in the second field of
+/// `/proc/PID/cgroup`: its controllers in that order, its name, or empty for the unified one. Only mounts of a whole
+/// hierarchy count, because their paths are those of `/proc/PID/cgroup`.
 fn hierarchies(mountinfo: &str) -> BTreeMap<String, String> {
-    /// Options of a version 1 mount that are no controllers.
     const NO_CONTROLLERS: &[&str] = &[
         "rw",
         "ro",

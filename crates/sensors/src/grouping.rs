@@ -1,18 +1,15 @@
-//! Which processes belong together: what an operator would name.
+//! Groups processes into the workloads that an operator would name. Pure: the workloads come in order of their ids.
 //!
 //! The first rule that fits wins.
 //! 1. **Place** ([`place`]): a container, a systemd unit, the next group below a unit that delegates, or another
-//!    control group. Each is keyed by its whole path. A place that holds the init or this daemon names nothing.
-//!    A plain group that holds more than half of all programs names nothing either. Users with a login
-//!    ([`PERSONS_FROM`]) whose programs run in a unit of somebody else have a workload of their own there.
-//! 2. **Family**: a process joins its parent when it runs the same executable and was forked from it without a
-//!    new `exec` (same place of the initial stack), or when the executable is not an interpreter or shell, or when
-//!    both have the same arguments. What is left joins siblings of one user with the same executable and arguments
-//!    under the same parent (not the init) or in the same session.
-//! 3. **Shared segment**: families attached to one large shared segment become one workload, when they run one
-//!    executable, or when one user's programs share a SysV segment of at least 64 MiB.
-//!
-//! Pure: processes in, workloads out, in order of their ids.
+//!    control group, each keyed by its whole path. A place with the init or this daemon in it names nothing. A plain
+//!    group with more than half of all programs names nothing either. Users with a login ([`PERSONS_FROM`]) in another
+//!    owner's unit have a workload of their own there.
+//! 2. **Family**: a process joins its parent if both have the same executable and one more fact holds: a fork without
+//!    `exec` (same initial stack), no interpreter or shell, or the same arguments. The rest joins siblings of one user
+//!    with the same executable and arguments, under one parent (not the init) or in one session.
+//! 3. **Shared segment**: families with one large shared segment join if they run one executable, or if one user's
+//!    programs share a SysV segment of at least 64 MiB.
 
 mod lasting;
 mod place;
@@ -22,21 +19,21 @@ use homeostat_model::{Fingerprint, OperatorChoice, Owner, ProcessId, Workload, W
 pub use place::{Groups, Holder, Place, PlaceKind, TextOnly, Writer, place};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Users from here on are persons with a login; below are root and the accounts of services.
-/// Source: `UID_MIN` and `SYS_UID_MAX` of login.defs(5) as all major distributions set them.
+/// Users from here on are persons with a login; below are root and service accounts. Source: `UID_MIN` and
+/// `SYS_UID_MAX` of login.defs(5) as all major distributions set them.
 pub const PERSONS_FROM: u32 = 1000;
 
 /// Hashes of the arguments of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArgumentHashes {
-    /// Without what one run invents.
+    /// Without text of a single run.
     pub lasting: u64,
-    /// As the version before computed it.
+    /// As the previous version computed it.
     pub former: u64,
 }
 
 impl ArgumentHashes {
-    /// Of a `/proc/PID/cmdline`.
+    /// Hashes a `/proc/PID/cmdline`.
     pub fn of(command_line: &[u8]) -> Self {
         Self {
             lasting: lasting::arguments(command_line),
@@ -61,7 +58,7 @@ pub struct Segment {
 /// Smallest SysV segment in bytes that ties different programs together.
 pub const SEGMENT_BETWEEN_PROGRAMS_MIN: u64 = 64 * 1024 * 1024;
 
-/// One process as the grouping sees it.
+/// The grouping's view of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
     /// Process id.
@@ -80,14 +77,13 @@ pub struct Member {
     pub executable: String,
     /// Hashes of the arguments.
     pub arguments: ArgumentHashes,
-    /// Initial stack address (field 28 of `/proc/PID/stat`): the same after `fork`, another after `exec`; zero
-    /// when the kernel does not tell.
+    /// Initial stack address (field 28 of `/proc/PID/stat`): same after `fork`, new after `exec`, zero if not reported.
     pub start_stack: u64,
     /// Cgroup.
     pub place: Place,
     /// Largest shared segment, if any is large.
     pub segment: Option<Segment>,
-    /// What its owner chose.
+    /// Its owner's choice.
     pub choice: OperatorChoice,
 }
 
@@ -102,7 +98,6 @@ impl Member {
     fn order(&self) -> (u64, i32) {
         (self.start_ticks, self.pid)
     }
-    /// Whose it is.
     fn owner(&self) -> Owner {
         match &self.place.holder {
             Holder::Owner(owner) => owner.clone(),
@@ -113,17 +108,17 @@ impl Member {
     }
 }
 
-/// How the groups begin into which homeostat itself moves a reader: who is in one belongs where the group is.
+/// Prefix of the groups into which homeostat itself moves a reader: its processes belong where the group is.
 pub const OWN_GROUP: &str = "homeostat-reader-";
 
-/// Whether homeostat made a group, to keep a reader small.
+/// Whether homeostat made a group, to limit a reader.
 pub fn is_own_group(path: &str) -> bool {
     path.rsplit('/')
         .next()
         .is_some_and(|name| name.starts_with(OWN_GROUP))
 }
 
-/// Programs whose executable says little about what they do: their script or subcommand does.
+/// Programs whose executable says little about their work: their script or subcommand does.
 fn is_interpreter(executable: &str) -> bool {
     let name = executable.rsplit('/').next().unwrap_or_default();
     const NAMES: &[&str] = &[
@@ -161,13 +156,12 @@ fn is_interpreter(executable: &str) -> bool {
     NAMES.contains(&name) || NAMES.contains(&plain)
 }
 
-/// A group on its way to becoming a workload.
 struct Group<'m> {
     kind: WorkloadKind,
     name: Option<String>,
     /// Part of the fingerprint that the kind adds to executable and arguments.
     mark: String,
-    /// Whose it is; of a family its eldest process decides.
+    /// Owner; of a family, the owner of its eldest process.
     owner: Option<Owner>,
     members: Vec<&'m Member>,
 }
@@ -182,7 +176,7 @@ impl Group<'_> {
     }
 }
 
-/// Recognises workloads. `own` is this daemon's process id: whatever it belongs to is left out.
+/// Recognises workloads. `own` is this daemon's process id: a group that it belongs to is left out.
 pub fn group(members: &[&Member], own: i32) -> Vec<Workload> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut loose: Vec<&Member> = Vec::new();
@@ -206,16 +200,15 @@ pub fn group(members: &[&Member], own: i32) -> Vec<Workload> {
     finish(groups)
 }
 
-/// Whether a place says nothing about what belongs together. Seen from inside a container, everything is in it; seen from a
-/// job runner's unit, we are.
+/// Whether a place is no evidence of a workload: a plain group with most programs, or the init or this daemon in it.
 fn says_nothing(kind: PlaceKind, inside: &[&Member], all: usize, own: i32) -> bool {
-    /// Below this number of programs on the machine a share says nothing.
+    /// Number of programs on the machine below which a share is no evidence.
     const PROGRAMS_MIN: usize = 8;
     let swallows = kind == PlaceKind::Cgroup && all >= PROGRAMS_MIN && inside.len() * 2 > all;
     swallows || inside.iter().any(|m| m.pid == 1 || m.pid == own)
 }
 
-/// The groups that a place makes: one, and one for each person whose programs run in somebody else's place.
+/// The groups of a place: one, and one for each person whose programs run in another owner's place.
 fn named_groups(kind: PlaceKind, mut inside: Vec<&Member>) -> Vec<Group<'_>> {
     inside.sort_by_key(|m| m.order());
     let Some(main) = inside.first().copied() else {
@@ -227,7 +220,7 @@ fn named_groups(kind: PlaceKind, mut inside: Vec<&Member>) -> Vec<Group<'_>> {
         PlaceKind::Unit => WorkloadKind::Unit,
         PlaceKind::Cgroup | PlaceKind::Nowhere => WorkloadKind::Cgroup,
     };
-    // A container, and all that one user holds, is of one owner, whatever its users are called.
+    // A container, or a place of one user, has one owner, whatever its users are called.
     let is_split = kind != PlaceKind::Container && !matches!(place.holder, Holder::Owner(_));
     let mut own: Vec<&Member> = Vec::new();
     let mut persons: BTreeMap<u32, Vec<&Member>> = BTreeMap::new();
@@ -255,7 +248,6 @@ fn named_groups(kind: PlaceKind, mut inside: Vec<&Member>) -> Vec<Group<'_>> {
     groups
 }
 
-/// Families of processes that no cgroup names.
 fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
     let by_pid: BTreeMap<i32, &Member> = loose.iter().map(|m| (m.pid, *m)).collect();
     let mut by_root: BTreeMap<i32, Vec<&'m Member>> = BTreeMap::new();
@@ -269,7 +261,7 @@ fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
     let mut merged: BTreeMap<(String, u64, u32, bool, i32), Vec<&'m Member>> = BTreeMap::new();
     for (root, family) in by_root {
         let Some(head) = by_pid.get(&root) else { continue };
-        // Without a readable executable nothing but the process itself is known to be the same.
+        // Without a readable executable, a process is the same only as itself.
         let (executable, by_parent, link) = if head.executable.is_empty() {
             (format!("{}#{root}", head.program), false, root)
         } else if head.parent > 1 {
@@ -294,9 +286,7 @@ fn families<'m>(loose: &[&'m Member]) -> Vec<Group<'m>> {
         .collect()
 }
 
-/// The eldest ancestor that a process belongs to.
 fn family_root(member: &Member, by_pid: &BTreeMap<i32, &Member>) -> i32 {
-    /// Longest chain of ancestors that is followed.
     const GENERATIONS_MAX: usize = 64;
     let mut at = member;
     for _ in 0..GENERATIONS_MAX {
@@ -310,7 +300,7 @@ fn family_root(member: &Member, by_pid: &BTreeMap<i32, &Member>) -> i32 {
         let forked = at.start_stack != 0 && at.start_stack == parent.start_stack;
         let belongs =
             same_program && (forked || !is_interpreter(&at.executable) || at.arguments == parent.arguments);
-        // Another user's program is no part of its parent's, whatever it executes.
+        // Another user's program does not belong to its parent's workload, whatever it executes.
         if !belongs || at.owner() != parent.owner() {
             break;
         }
@@ -319,7 +309,6 @@ fn family_root(member: &Member, by_pid: &BTreeMap<i32, &Member>) -> i32 {
     at.pid
 }
 
-/// Joins families that are attached to one large shared segment.
 fn join_segments(families: Vec<Group<'_>>) -> Vec<Group<'_>> {
     let mut by_segment: BTreeMap<(u64, u64, String, u32), Group<'_>> = BTreeMap::new();
     let mut result = Vec::new();
@@ -362,7 +351,7 @@ fn finish(mut groups: Vec<Group<'_>>) -> Vec<Workload> {
         group.members.sort_by_key(|m| m.order());
     }
     groups.retain(|g| !g.members.is_empty());
-    // Root's groups take their names first: nobody else can take one away by calling his own the same.
+    // Root's groups take their names first, so that no user can take such a name.
     groups.sort_by_cached_key(|g| g.owner() != Owner::Machine);
     let mut names: BTreeMap<(bool, String), u32> = BTreeMap::new();
     for group in &groups {
@@ -385,12 +374,11 @@ fn finish(mut groups: Vec<Group<'_>>) -> Vec<Workload> {
             Some(name) if count(is_of_root, name) <= 1 && (is_of_root || count(true, name) == 0) => {
                 name.clone()
             }
-            // Two groups of one name.
             Some(name) => format!("{name}[{}]", main.pid),
             None => format!("{}[{}]", main.program, main.pid),
         };
         let id = WorkloadId::new(id);
-        // A cgroup may be called like a family; ids stay unique whatever the names are.
+        // A cgroup may have a family's name; ids stay unique anyway.
         let id = if used.contains(&id) {
             WorkloadId::new(format!("{id}#{}", main.start_ticks))
         } else {
@@ -406,7 +394,7 @@ fn finish(mut groups: Vec<Group<'_>>) -> Vec<Workload> {
         } else {
             &main.executable
         };
-        // What one user's programs have shown says nothing of another user's of the same name.
+        // Evidence about one user's programs does not apply to another user's of the same name.
         let of_whom = match &owner {
             Owner::User(user) => format!("user {user} "),
             Owner::Machine | Owner::Tenant(_) => String::new(),

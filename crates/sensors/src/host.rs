@@ -1,9 +1,9 @@
-//! The machine as a whole in one interval: CPU time, memory, free blocks, pressure.
+//! The whole machine in one interval: CPU time, memory, free blocks, pressure.
 //!
 //! Sources: `/proc/stat`, `/proc/meminfo`, `/proc/vmstat`, `/proc/buddyinfo`, `/proc/pressure` (Linux
-//! Documentation/filesystems/proc.rst). A file that this kernel does not have leaves its values at zero; `/proc/meminfo` must
-//! be there. A file that was read before and cannot be read now leaves no sample at all: counters that fall to zero and come
-//! back would look like all that was counted since the boot. The next sample covers the time of both.
+//! Documentation/filesystems/proc.rst). Values of a file that this kernel lacks are zero; only `/proc/meminfo` is
+//! required. If a file becomes unreadable, there is no sample: counters that fall to zero and return would look like
+//! all counts since boot. The next sample covers the time of both.
 
 use crate::huge_pages::HugePages;
 use crate::pressure::Stalled;
@@ -54,7 +54,7 @@ pub fn parse_free_blocks(buddyinfo: &[u8], page: u64, block: u64) -> Bytes {
     Bytes(sum)
 }
 
-/// The files that are read at each sample; they stay open, and one buffer serves all.
+/// The files of each sample; they stay open, and one buffer serves all.
 #[derive(Debug)]
 struct Files {
     meminfo: Kept,
@@ -63,29 +63,25 @@ struct Files {
     vmstat: Kept,
     pressure: [Kept; 3],
     buffer: Vec<u8>,
-    /// Size of the base page.
     page: u64,
 }
 
-/// Of `/proc/stat` the first line is looked at only: it has eleven numbers at most.
+/// Most bytes read of `/proc/stat`: only its first line, with at most eleven numbers.
 const STAT_MAX: usize = 1024;
 
-/// Looks in a row that are left out because a file cannot be read that could be; then it counts as one that is not there.
+/// Samples skipped in a row because a file became unreadable; then it counts as absent.
 const MISSED_MAX: u32 = 3;
 
-/// What these files say; `None` for one that could not be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Look {
     times: Option<CpuTimes>,
-    /// Of the CPU, memory, and input and output.
+    /// Of the CPU, memory, and I/O.
     stalled: [Option<Stalled>; 3],
     paged: Option<Paging>,
     memory: Memory,
-    /// When it was asked for.
     free_in_huge_blocks: Option<Bytes>,
 }
 
-/// What is taken from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Memory {
     free: Bytes,
@@ -130,11 +126,10 @@ impl Files {
         }
     }
 
-    /// Reads them; free blocks of at least `block` bytes when they are wanted. Allocates nothing but what the buffer grows
-    /// by at first: it is read while memory is short. `None` without `/proc/meminfo`.
+    /// Reads the files, and on request free blocks of at least `block` bytes. Only the buffer's first growth allocates,
+    /// because this runs while memory is short. `None` without `/proc/meminfo`.
     fn look(&mut self, block: Option<u64>) -> Option<Look> {
         let buffer = &mut self.buffer;
-        // An empty answer is none.
         let told = |text: &&[u8]| !text.is_empty();
         let meminfo = self.meminfo.read(buffer, files::SMALL_FILE_MAX);
         let memory = meminfo.filter(told).map(Memory::parse)?;
@@ -160,7 +155,6 @@ impl Files {
         })
     }
 
-    /// A file with counters that could be read before and could not be now.
     fn lost(&self, before: &Look, now: &Look) -> Option<PathBuf> {
         let is_lost = |before: bool, now: bool| before && !now;
         if is_lost(before.times.is_some(), now.times.is_some()) {
@@ -180,17 +174,16 @@ impl Files {
 pub struct Host {
     files: Files,
     before: Option<Look>,
-    /// Looks in a row that were left out.
     missed: u32,
     huge_pages: HugePages,
-    /// Free blocks as last read: with the scans only, because that walks all zones under their locks.
+    /// Free blocks at the last scan: reading them walks all zones under their locks.
     free_in_huge_blocks: Option<Bytes>,
     tick: u64,
     large: u64,
 }
 
 impl Host {
-    /// A sensor that has not seen anything yet.
+    /// A sensor without samples.
     pub fn new(root: Root) -> Self {
         let large = files::text(&root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
             .and_then(|t| number(t.as_bytes()))
@@ -207,13 +200,13 @@ impl Host {
         }
     }
 
-    /// The machine now; differences are since the previous call and zero at the first. The large-page settings are read
-    /// every time (four small files, some 10 µs): a person's `never` holds from that moment on. Free blocks are read anew
-    /// when `thorough`, and at the first call.
+    /// The machine now; differences are since the previous call, and zero at the first. Each call reads the large-page
+    /// settings (four small files, some 10 µs), so a person's `never` holds at once; free blocks only the first one and
+    /// `thorough` ones.
     ///
     /// # Errors
-    /// `Unsupported` when `/proc/meminfo` cannot be read; `Busy` when another file cannot be that could be before: the next
-    /// sample covers the time of this one, too. After three of them it counts as absent.
+    /// `Unsupported` when `/proc/meminfo` cannot be read. `Busy` when another file became unreadable: the next sample
+    /// covers this one's time, too. After three such samples the file counts as absent.
     pub fn sample(&mut self, thorough: bool) -> Result<MachineSample, PlatformError> {
         let wanted = (thorough || self.free_in_huge_blocks.is_none()).then_some(self.large);
         let look = self
@@ -232,7 +225,7 @@ impl Host {
         self.missed = 0;
         self.free_in_huge_blocks = look.free_in_huge_blocks.or(self.free_in_huge_blocks);
         let before = self.before.replace(look).unwrap_or(look);
-        // What was not there before begins to count now.
+        // A counter that was absent before begins now.
         let ticks = |counter: fn(&CpuTimes) -> u64| match (&look.times, &before.times) {
             (Some(now), Some(before)) => {
                 let ticks = counter(now).saturating_sub(counter(before));
@@ -276,7 +269,7 @@ impl Host {
         })
     }
 
-    /// Whether the kernel told at the last sample how long the CPU, memory, and input and output were waited for.
+    /// Whether the last sample had stall times of the CPU, memory, and I/O.
     pub fn tells_pressure(&self) -> [bool; 3] {
         self.before
             .map_or([false; 3], |look| look.stalled.map(|told| told.is_some()))
@@ -287,7 +280,7 @@ impl Host {
         Bytes(self.large)
     }
 
-    /// CPU time that all CPUs together were busy since the machine was booted, as of the last sample.
+    /// Busy time of all CPUs since boot, at the last sample.
     pub fn cpu_busy(&self) -> Nanoseconds {
         let ticks = self
             .before

@@ -1,8 +1,7 @@
 //! Transparent-huge-page settings of the host and who made them.
 //!
-//! Provenance (design.md, *ownership*): a value that differs from what the kernel was built with was chosen by
-//! somebody. The places where a choice is written down are those of `homeostat_tunables::configured`. A value that none
-//! explains was written `at run time`.
+//! Provenance: somebody chose a value that differs from the kernel's built-in one. A value
+//! that none of the places of `homeostat_tunables::configured` explains was written `at run time`.
 
 use homeostat_kernel::bytes::{chosen, number};
 use homeostat_kernel::files::Kept;
@@ -11,7 +10,7 @@ use homeostat_model::{HugePageSettings, PageSizeSetting};
 
 const BASE: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// The settings, with the search for their origin done again only when the value changes.
+/// The settings; their origin is searched again only when the value changes.
 #[derive(Debug)]
 pub struct HugePages {
     root: Root,
@@ -24,7 +23,7 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// A reader that has not seen anything yet.
+    /// A reader without readings.
     pub fn new(root: Root) -> Self {
         let file = |leaf: &str| Kept::new(&root, &format!("{BASE}/{leaf}"));
         Self {

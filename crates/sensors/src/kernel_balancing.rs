@@ -1,9 +1,8 @@
-//! Automatic NUMA balancing: how it is set, by whom, and what it did on the whole host in the last minutes.
+//! Automatic NUMA balancing: its setting, who made it, and its work on the whole host in the last minutes.
 //!
-//! Sources: `/proc/sys/kernel/numa_balancing` and `/proc/vmstat` (`numa_hint_faults`, `numa_hint_faults_local`,
-//! `numa_pages_migrated`), the kernel's configuration (`CONFIG_NUMA_BALANCING_DEFAULT_ENABLED`), and where administrators
-//! and tuned configure the setting. Read with the scans only: programs are scanned once a second to once a minute, so
-//! anything shorter than minutes says nothing.
+//! Sources: `/proc/sys/kernel/numa_balancing`, `/proc/vmstat` (`numa_hint_faults`, `numa_hint_faults_local`,
+//! `numa_pages_migrated`), the kernel's configuration (`CONFIG_NUMA_BALANCING_DEFAULT_ENABLED`), and files of
+//! administrators and tuned. Read only with the scans: the kernel scans each program only every second to minute.
 
 use crate::settings::{self, Holder};
 use homeostat_kernel::bytes::{lines, number, words};
@@ -14,19 +13,18 @@ use std::collections::VecDeque;
 /// The setting.
 pub const FILE: &str = "/proc/sys/kernel/numa_balancing";
 
-/// Where somebody configured the value.
+/// The place where somebody configured the value.
 pub fn configured(root: &Root) -> Option<String> {
     settings::configured(root, FILE)
 }
 
-/// So much of the past counts.
+/// Length of the past that counts.
 const WINDOW: Nanoseconds = Nanoseconds::from_secs(300);
-/// Looks that are kept: scans are at most so frequent that the window holds a few of them.
+/// Most samples kept: the window holds only a few.
 const LOOKS_MAX: usize = 64;
-/// Looks that are kept are at least so far apart, but for the newest.
+/// Least distance between kept samples, except the newest.
 const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(5);
 
-/// Counters since the machine was booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counters {
     cpu_busy: Nanoseconds,
@@ -62,20 +60,19 @@ impl Counters {
     }
 }
 
-/// Looks at it now and then.
+/// Samples automatic NUMA balancing.
 #[derive(Debug)]
 pub struct BalancingWatch {
     root: Root,
-    /// What the kernel sets by itself on a machine of several nodes; read once. The inner `None`: not known.
+    /// The kernel's own value on a machine of several nodes; read once. The inner `None`: not known.
     built_in: Option<Option<u8>>,
-    /// The setting at the last look.
     value: Option<u8>,
-    /// The past with the setting as it is, oldest first.
+    /// Samples with the present setting, oldest first.
     looks: VecDeque<(Nanoseconds, Counters)>,
 }
 
 impl BalancingWatch {
-    /// A sensor that has not seen anything yet.
+    /// A sensor without samples.
     pub fn new(root: Root) -> Self {
         Self {
             root,
@@ -85,8 +82,8 @@ impl BalancingWatch {
         }
     }
 
-    /// How it is set and what it did. `cpu_busy`: CPU time of the whole host since it was booted. `holder`: what the effector
-    /// knows of who set it. `None` where the kernel has none of it, or there is one node.
+    /// Its setting and its work. `cpu_busy`: busy time of the host since boot. `holder`: the effector's knowledge of
+    /// who set it. `None` if the kernel lacks it, or there is one node.
     pub fn look(
         &mut self,
         now: Nanoseconds,
@@ -105,7 +102,7 @@ impl BalancingWatch {
         while self.looks.front().is_some_and(|(at, _)| now - *at > WINDOW) {
             self.looks.pop_front();
         }
-        // Of several looks in a few seconds one is kept besides the newest.
+        // Of several samples within a few seconds, one is kept besides the newest.
         let mut newest = self.looks.iter().rev().map(|(at, _)| *at);
         if let (Some(last), Some(before)) = (newest.next(), newest.next()) {
             if last - before < LOOK_EVERY {
@@ -141,12 +138,12 @@ impl BalancingWatch {
         }
         let root = &self.root;
         let built_in = *self.built_in.get_or_insert_with(|| built_in(root));
-        // Where the kernel does not tell how it was built: on, as its configuration has it unless somebody says otherwise.
+        // If the kernel's configuration is hidden, on: its default unless configured otherwise.
         (value != built_in.unwrap_or(1)).then(|| "at run time".to_owned())
     }
 }
 
-/// What the kernel sets by itself when it finds several nodes (`init/Kconfig`, `check_numabalancing_enable`).
+/// The kernel's own value on several nodes (`init/Kconfig`, `check_numabalancing_enable`).
 fn built_in(root: &Root) -> Option<u8> {
     let config = kernel_config::read(root)?;
     let on = lines(&config).any(|l| l == b"CONFIG_NUMA_BALANCING_DEFAULT_ENABLED=y");

@@ -1,7 +1,5 @@
-//! What can be seen of the machine, one file each. Parsers take bytes and are public, so that they are tested on
-//! captured trees and on rubbish.
-//!
-//! [`settings`] is the watch over the kernel's settings: who writes them, and where a person wrote them down.
+//! Sensors of the machine, one file each. Parsers take bytes and are public, so that tests run them on captured trees
+//! and on damaged input. [`settings`] watches the kernel's settings: who writes and who configured them.
 
 pub mod choice;
 #[cfg(test)]

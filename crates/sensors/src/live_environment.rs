@@ -1,9 +1,9 @@
-//! The environment that a program uses, where the one in `/proc/PID/environ` is overwritten.
+//! The environment that a program uses, if the one in `/proc/PID/environ` is overwritten.
 //!
-//! A program that writes its title over its environment copies that first, and `environ` of its C library points to the copy.
-//! redis, sshd, nginx's master, PostgreSQL and everything with `setproctitle` do so. `environ` is found as the dynamic
-//! linker finds it: in the symbols of the program, then of its library. Everything read here is what the process claims about
-//! itself; every length is bounded, and only the two variables of homeostat are kept.
+//! A program that writes its title over its environment first copies that, and `environ` of its C library points to the
+//! copy. redis, sshd, nginx's master, PostgreSQL and all users of `setproctitle` do so. `environ` is found as by the
+//! dynamic linker: in the symbols of the program, then of its library. All data here is the process's claim about
+//! itself. Every length is bounded, and only the two variables of homeostat are kept.
 
 use crate::choice;
 use crate::choice::Said;
@@ -12,20 +12,17 @@ use homeostat_kernel::bytes::{lines, words};
 use homeostat_kernel::other_memory;
 use homeostat_kernel::other_memory::PLACES_MAX;
 
-/// Most variables that are looked at.
 const VARIABLES_MAX: usize = 16 * 1024;
-/// So much of each is read: enough to tell ours from others.
+/// Bytes read of each variable: enough to recognise ours.
 const BEGINNING: usize = 24;
-/// Longest value of one of ours.
 const VALUE_MAX: usize = 4096;
-/// Most entries of the tables of an ELF image that are looked through.
+/// Most entries searched in the tables of an ELF image.
 const SEGMENTS_MAX: u64 = 64;
 const DYNAMIC_MAX: u64 = 512;
 const CHAIN_MAX: u32 = 512;
 
-/// Memory of another process.
 trait Memory {
-    /// Fills `into` from that address; `None` where not all of it can be read.
+    /// Fills `into` from that address; `None` if not all of it can be read.
     fn fill(&self, address: u64, into: &mut [u8]) -> Option<()>;
 
     fn u64_at(&self, address: u64) -> Option<u64> {
@@ -51,8 +48,8 @@ impl Memory for OfProcess {
     }
 }
 
-/// Reads the environment that a process uses; `None` where it is not found or not whole. `maps` is the whole text of its
-/// `/proc/PID/maps`. May wait for pages of the process: run it where that may be given up.
+/// Reads the environment that a process uses; `None` if it is not found or incomplete. `maps` is the whole text of its
+/// `/proc/PID/maps`. It may wait for pages of the process: run it with a time limit.
 pub(super) fn read(pid: i32, maps: &[u8], executable: &str, place: &str) -> Option<Said> {
     let memory = OfProcess(pid);
     let environ = modules(maps, executable)
@@ -61,7 +58,7 @@ pub(super) fn read(pid: i32, maps: &[u8], executable: &str, place: &str) -> Opti
     read_variables(&memory, environ, place)
 }
 
-/// Where the program and its C library begin, in the order in which symbols are looked up.
+/// Base addresses of the program and its C library, in the order of symbol lookup.
 fn modules(maps: &[u8], executable: &str) -> Vec<u64> {
     let mut program = Vec::new();
     let mut libraries = Vec::new();
@@ -99,7 +96,7 @@ fn environ_of(memory: &impl Memory, base: u64) -> Option<u64> {
     const PT_DYNAMIC: u32 = 2;
     let mut header = [0; 64];
     memory.fill(base, &mut header)?;
-    // 64 bits, little end first.
+    // 64 bits, little-endian.
     if !header.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
@@ -128,7 +125,7 @@ fn environ_of(memory: &impl Memory, base: u64) -> Option<u64> {
     for n in 0..DYNAMIC_MAX {
         let at = dynamic.checked_add(n * 16)?;
         let (tag, value) = (memory.u64_at(at)?, memory.u64_at(at.checked_add(8)?)?);
-        // glibc stores addresses, musl leaves what the file has.
+        // glibc stores addresses, musl keeps the file's values.
         let address = Some(if value < base {
             bias.wrapping_add(value)
         } else {
@@ -168,7 +165,7 @@ struct Symbols<'m, M> {
 }
 
 impl<M: Memory> Symbols<'_, M> {
-    /// Value of the symbol of that number, if it has that name and is defined.
+    /// Value of the symbol with this number, if it has that name and is defined.
     fn value(&self, number: u32, name: &[u8]) -> Option<u64> {
         let at = self.symbols.checked_add(u64::from(number) * 24)?;
         let own = self.names.checked_add(u64::from(self.memory.u32_at(at)?))?;
@@ -226,7 +223,7 @@ impl<M: Memory> Symbols<'_, M> {
     }
 }
 
-/// Reads the variables to which the pointer at `environ` leads; `None` unless each of them can be read and has a name.
+/// Reads the variables behind the pointer at `environ`; `None` unless each is readable and has a name.
 fn read_variables(memory: &OfProcess, environ: u64, place: &str) -> Option<Said> {
     let list = memory.u64_at(environ)?;
     let mut variables = Vec::new();
@@ -256,7 +253,7 @@ fn read_variables(memory: &OfProcess, environ: u64, place: &str) -> Option<Said>
             taken += 1;
         }
         if taken < some.len() {
-            // It lies at the end of what is mapped.
+            // It lies at the end of a mapping.
             let variable = *some.get(taken)?;
             let mut end = [0; BEGINNING];
             let length = (0x1000 - (variable % 0x1000)).min(BEGINNING as u64) as usize;
@@ -270,7 +267,7 @@ fn read_variables(memory: &OfProcess, environ: u64, place: &str) -> Option<Said>
     (is_whole || said.choice.never.is_some()).then_some(said)
 }
 
-/// Takes one variable into account, of which this is the beginning. Returns whether it looks like a variable.
+/// Applies one variable with this beginning. Returns whether it looks like a variable.
 fn take(memory: &OfProcess, at: u64, beginning: &[u8], said: &mut Said, place: &str) -> bool {
     let text = beginning.split(|b| *b == 0).next().unwrap_or_default();
     if text.is_empty() || text.starts_with(b"=") || (text.len() < BEGINNING && !text.contains(&b'=')) {
@@ -282,7 +279,7 @@ fn take(memory: &OfProcess, at: u64, beginning: &[u8], said: &mut Said, place: &
     let mut whole = Vec::new();
     while whole.len() < VALUE_MAX {
         let here = at.saturating_add(whole.len() as u64);
-        // Not beyond the page: the next may not be there.
+        // Within the page: the next may be absent.
         let mut piece = vec![0; (0x1000 - (here % 0x1000)).min(256) as usize];
         if memory.fill(here, &mut piece).is_none() {
             return false;

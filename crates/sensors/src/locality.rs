@@ -1,14 +1,12 @@
 //! Where the threads of a workload run, where its memory lies, and who chose that.
 //!
-//! [`LocalitySensor::follow`] looks at the threads of a workload that is being measured, with each of its samples;
-//! [`LocalitySensor::look`] adds its memory by node, at most [`BUDGET`] at a time: the processes that were never read
-//! come first, the largest of them before the others, then those that were read longest ago. What was read of the others
-//! is remembered. The remembered amounts are scaled by kind to the resident memory of all processes, so a program of
-//! hundreds of processes is known after a few looks and estimated at the first.
+//! [`LocalitySensor::follow`] samples the threads of a workload under measurement, with each of its samples.
+//! [`LocalitySensor::look`] adds its memory by node, within [`BUDGET`]: unread processes first, largest first, then
+//! those read longest ago. Older readings are remembered, and scaled by kind to the resident memory of all processes.
+//! So a program of hundreds of processes is estimated at the first sample and known after a few.
 //!
-//! **Chosen by a person.** A mask of CPUs or nodes that is narrower than the machine, and a memory policy other than the
-//! default, were set by a person, another tool, or the program itself; whichever it was, they are left alone. The mask
-//! that homeostat set itself is none of these.
+//! **Chosen by a person.** A narrower CPU or node mask than the machine's, or a memory policy, comes from a person,
+//! another tool, or the program itself. homeostat leaves all of them alone. Its own mask does not count.
 
 pub mod memory;
 pub mod nodes;
@@ -31,24 +29,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use threads::{DispatchWatch, Moment, ThreadWatch};
 
-/// No further process is begun after this time.
+/// No process begins after this time.
 pub const BUDGET: Duration = Duration::from_millis(50);
-/// How long the sampling of one process may take.
 const SAMPLING: Duration = Duration::from_millis(30);
-/// How long one process may take in all, with its locks.
+/// Limit for one process in total, with its locks.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Most processes of one workload whose `status` is read, about 15 µs each.
 pub const MEMBERS_MAX: usize = 1024;
-/// What was read of a process is used for so long without being read again, unless its size changed.
+/// Validity of a process's reading, unless its size changed.
 const FRESH: Nanoseconds = Nanoseconds::from_secs(2);
-/// A size that differs by more than this share makes the remembered amounts old.
+/// A change in size above this share makes a reading old.
 const GROWN: f64 = 0.02;
-/// Share of the memory under a policy from which on it counts as a choice.
+/// Share of the memory under a policy above which the policy counts as a choice.
 const POLICY_MIN: f64 = 0.01;
-/// The threads of a workload that is followed are looked at again after so many times the length of the look: at most 0.1 %
-/// of a CPU. Up to a hundred threads that is each second.
+/// Pause between samples of a followed workload's threads, in multiples of the sample's duration: at most 0.1 % of a
+/// CPU. Up to a hundred threads that is each second.
 const FOLLOW_REST: u64 = 1000;
-/// Workloads whose threads are followed at most.
 const FOLLOWED_MAX: usize = 1024;
 
 /// Place of a CPU.
@@ -69,7 +65,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of these CPUs.
+    /// Places of these CPUs.
     pub fn of(cpus: &[Cpu]) -> Self {
         Self {
             cpus: cpus
@@ -86,7 +82,7 @@ impl Shape {
         }
     }
 
-    /// Of one CPU; `None` when it is not online.
+    /// Place of one CPU; `None` if it is offline.
     pub fn place(&self, cpu: u32) -> Option<CpuPlace> {
         self.cpus.get(&cpu).copied()
     }
@@ -96,7 +92,7 @@ impl Shape {
         self.cpus.keys().copied()
     }
 
-    /// Whether there are places to tell apart.
+    /// Whether there are several places.
     pub fn is_divided(&self) -> bool {
         let mut places = self.cpus.values().map(|p| (p.llc, p.node));
         let first = places.next();
@@ -104,7 +100,6 @@ impl Shape {
     }
 }
 
-/// A process whose memory was read.
 #[derive(Clone, Debug)]
 struct Remembered {
     at: Nanoseconds,
@@ -112,28 +107,27 @@ struct Remembered {
     memory: ProcessMemory,
 }
 
-/// Looks at places.
+/// Samples where workloads run and where their memory lies.
 #[derive(Debug)]
 pub struct LocalitySensor {
     root: Root,
     shape: Shape,
-    /// Nodes with memory.
     nodes: Vec<NodeId>,
     online: Online,
-    /// CPUs that nobody has set aside.
+    /// CPUs that are not set aside.
     general: Vec<u32>,
     threads: BTreeMap<WorkloadId, ThreadWatch>,
-    /// Until when a workload that is followed is left alone.
+    /// End of a followed workload's pause.
     rest: BTreeMap<WorkloadId, Nanoseconds>,
     memory: BTreeMap<ProcessId, Remembered>,
     dispatches: Option<DispatchWatch>,
-    /// Looks so far: the seed of the next sample, so that no two draw the same pages.
+    /// Number of samples: the seed of the next one, so that no two draw the same pages.
     looks: u64,
     tick: Nanoseconds,
 }
 
 impl LocalitySensor {
-    /// A sensor that has not seen anything yet.
+    /// A sensor without samples.
     pub fn new(root: Root) -> Self {
         Self {
             root,
@@ -163,7 +157,7 @@ impl LocalitySensor {
         self.online = Online::read(&self.root);
     }
 
-    /// Whether CPUs or nodes have come or gone, or were set aside, since [`LocalitySensor::set_machine`].
+    /// Whether CPUs or nodes came or went, or were set aside, since [`LocalitySensor::set_machine`].
     pub fn machine_changed(&self) -> bool {
         !self.shape.cpus.is_empty() && Online::read(&self.root) != self.online
     }
@@ -176,8 +170,7 @@ impl LocalitySensor {
         Ok(())
     }
 
-    /// Looks at the threads of a workload that is being measured, unless that would take more than [`FOLLOW_REST`] allows;
-    /// nothing to do where there are no places to tell apart.
+    /// Samples the threads of a workload under measurement, at the pace of [`FOLLOW_REST`]; nothing with one place.
     pub fn follow(&mut self, workload: &Workload, now: Nanoseconds) {
         let rested = self.rest.get(&workload.id).is_none_or(|until| *until <= now);
         if self.shape.is_divided() && rested {
@@ -196,7 +189,7 @@ impl LocalitySensor {
         &self.shape
     }
 
-    /// Looks at the threads of a workload once.
+    /// Takes one sample of a workload's threads.
     pub fn look_at_threads(&mut self, workload: &Workload, now: Nanoseconds) {
         if !self.threads.contains_key(&workload.id) && self.threads.len() >= FOLLOWED_MAX {
             return;
@@ -217,7 +210,7 @@ impl LocalitySensor {
         self.memory.retain(|id, _| process(*id));
     }
 
-    /// Begins to watch how dispatches go, for whoever looks at it live. Returns what cannot be seen, in a sentence.
+    /// Begins to watch dispatches for a live view. Returns a sentence about facts that cannot be seen.
     ///
     /// # Errors
     /// As [`topology::read`].
@@ -229,19 +222,18 @@ impl LocalitySensor {
         Ok(why_not)
     }
 
-    /// Takes what has happened out of the kernel's rings: ten times a second while dispatches are watched.
+    /// Empties the kernel's rings: ten times a second while dispatches are watched.
     pub fn poll_dispatches(&mut self) {
         if let Some(watch) = &mut self.dispatches {
             watch.poll(&self.shape);
         }
     }
 
-    /// Where the workload is. Its memory is read in the reader's thread; `own` are the masks that homeostat
-    /// itself has given to its threads.
+    /// Places of the workload; the reader's thread reads its memory. `own` are homeostat's masks on its threads.
     ///
     /// # Errors
-    /// `Vanished` when all its processes are gone, `Denied` when their memory may not be looked at, `Busy` when none of
-    /// it can be looked at now, `Unsupported` when the kernel tells nothing by node though the machine has several.
+    /// `Vanished` when all its processes are gone, `Denied` when their memory may not be read. `Busy` when none of it
+    /// can be read now, `Unsupported` when the kernel reports nothing by node though the machine has several.
     pub fn look(
         &mut self,
         workload: &Workload,
@@ -267,7 +259,7 @@ impl LocalitySensor {
             }
         }
         let bound = bound.or_else(|| policy_chosen(&summed, workload)).or_else(|| {
-            // On one node a policy chooses nothing.
+            // On one node a policy has no effect.
             (summed.policy_hidden && self.nodes.len() > 1).then(|| {
                 format!(
                     "the memory policy of {} cannot be seen without holding it up: its first mapping is too large",
@@ -304,7 +296,7 @@ impl LocalitySensor {
         }
     }
 
-    /// The processes that have memory, with how much.
+    /// The processes with memory, and its amount.
     fn members(&self, workload: &Workload) -> Vec<(ProcessId, Resident)> {
         let mut buffer = Vec::new();
         workload
@@ -319,7 +311,7 @@ impl LocalitySensor {
             .collect()
     }
 
-    /// Reads the memory of as many processes as fit into the budget. Returns why one could not be read.
+    /// Reads the memory of as many processes as fit into the budget. Returns the reason for an unread one.
     fn read_memory(
         &mut self,
         workload: &Workload,
@@ -403,8 +395,8 @@ impl LocalitySensor {
             .any(|key| homeostat_kernel::bytes::keyed(&meminfo, key).is_some_and(|kib| kib > 0))
     }
 
-    /// The remembered memory of the members, scaled by kind to all that is resident. Shared memory and files that several
-    /// processes map are taken once, from the process that has most of them.
+    /// The members' remembered memory, scaled by kind to all resident memory. Shared memory and files count once, at
+    /// the process with most of them.
     fn sum(&self, members: &[(ProcessId, Resident)]) -> Summed {
         let known: Vec<(&Resident, &ProcessMemory)> = members
             .iter()
@@ -438,7 +430,7 @@ impl LocalitySensor {
             scale(&mut on.anonymous);
             scale(&mut on.huge);
         }
-        // Each of the kinds that can be mapped by several, from whoever has most of it.
+        // Kinds that several processes can map, from the process that has most of each.
         for kind in [Backing::Shared, Backing::File, Backing::HugeTlb] {
             let amount =
                 |memory: &ProcessMemory| -> u64 { memory.nodes.values().map(|m| kind.amount(m).0).sum() };
@@ -463,7 +455,7 @@ impl LocalitySensor {
         summed
     }
 
-    /// What restricts the threads or the nodes of a workload, other than what homeostat set.
+    /// Restrictions on the threads or the nodes of a workload, other than homeostat's.
     fn chosen(
         &self,
         workload: &Workload,
@@ -474,7 +466,7 @@ impl LocalitySensor {
         let general = CpuMask::of(self.general.iter().copied());
         let narrow = |mask: &CpuMask| {
             let mask = mask.and(&online);
-            // What was set aside for others is nobody's choice about this program.
+            // CPUs set aside for others are no choice about this program.
             let free = mask.is_empty()
                 || general.without(&mask).is_empty()
                 || own.iter().any(|own| own.and(&online) == mask);
@@ -526,7 +518,7 @@ impl LocalitySensor {
         })
     }
 
-    /// The cpuset of the first member, when it is not the root's.
+    /// The cpuset of the first member, if it differs from the root's.
     fn cpuset(&self, members: &[(ProcessId, Resident)]) -> Option<String> {
         let (process, _) = members.first()?;
         files::text(&self.root, &format!("/proc/{}/cpuset", process.pid)).filter(|path| path.len() > 1)

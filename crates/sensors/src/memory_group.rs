@@ -1,9 +1,8 @@
-//! The memory controller's groups: in which one a process is, who chose what there, and what may be done with it.
+//! Control groups of the memory controller: a process's group, settings of others in it, and allowed changes.
 //!
-//! Version 1 has a hierarchy for memory alone (`/sys/fs/cgroup/memory`): a group below that of a process takes its
-//! processes without anybody else noticing, and what limits the group above limits it, too. In version 2 a group that has
-//! processes can have no groups below it that count memory, and which group a process is in says to systemd which unit it
-//! belongs to. There a group that a workload has to itself is limited where it is.
+//! Version 1 has a hierarchy for memory alone (`/sys/fs/cgroup/memory`). A group below that of a process can take its
+//! processes unnoticed, and the limits above still apply. In version 2 a group with processes can have no groups below
+//! it that count memory, and the group tells systemd the unit. There a workload's exclusive group is limited in place.
 
 use crate::group_view::GroupView;
 use crate::grouping;
@@ -15,30 +14,27 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Where the memory hierarchy of version 1 is mounted, if it is.
+/// Mount point of the memory hierarchy of version 1, if mounted.
 const VERSION_ONE: &str = "/sys/fs/cgroup/memory";
-/// Where systemd has its own hierarchy beside those of version 1.
+/// Mount point of systemd's own hierarchy with version 1.
 const SYSTEMD: &str = "/sys/fs/cgroup/systemd";
-/// Where the unified hierarchy is mounted, if it is.
+/// Possible mount points of the unified hierarchy.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Groups below a group that are looked at.
 const GROUPS_MAX: usize = 256;
-/// What version 1 shows where nothing limits is the largest number of whole pages; nobody means a limit above this.
+/// Version 1 shows the largest number of whole pages if there is no limit; no real limit is above this.
 pub const UNLIMITED_FROM: u64 = 1 << 60;
 
 /// Version of the control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// A hierarchy for each controller.
+    /// One hierarchy per controller.
     One,
     /// The unified hierarchy.
     Two,
 }
 
 impl Version {
-    /// The file that limits a group: where it is reached, memory is taken from the group itself.
-    ///
-    /// In version 2 that is `memory.high`, which never ends a process.
+    /// The file that limits a group, by reclaim from the group itself; `memory.high` of version 2 never ends a process.
     fn limit_file(self) -> &'static str {
         match self {
             Self::One => "memory.limit_in_bytes",
@@ -52,7 +48,7 @@ impl Version {
 pub struct MemoryGroup {
     /// Absolute path below the root.
     pub path: String,
-    /// Of which version of control groups.
+    /// Version of control groups.
     pub version: Version,
 }
 
@@ -73,7 +69,7 @@ pub fn hierarchy(root: &Root) -> Option<(&'static str, bool)> {
 }
 
 impl MemoryGroup {
-    /// The group of a process; `None` where there is none, or it lies outside of our own view.
+    /// The group of a process; `None` if there is none, or it is outside our namespace.
     pub fn of(root: &Root, pid: i32) -> Option<Self> {
         let (mount, is_version_one) = hierarchy(root)?;
         let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
@@ -85,7 +81,7 @@ impl MemoryGroup {
             } else {
                 number == "0" && controllers.is_empty()
             };
-            // A group outside of our own namespace is shown with "/../"; no file of ours is there.
+            // A group outside our namespace is shown with "/../", and has no file here.
             (meant && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then_some(path)
         })?;
         let group = Self {
@@ -107,7 +103,7 @@ impl MemoryGroup {
         }
     }
 
-    /// Whether it is the root of the hierarchy, which nothing limits.
+    /// Whether it is the root of the hierarchy, which has no limit.
     pub fn is_root(&self) -> bool {
         self.path == VERSION_ONE || UNIFIED.contains(&self.path.as_str())
     }
@@ -121,8 +117,7 @@ impl MemoryGroup {
         })
     }
 
-    /// What is counted in it, with the groups below, and at how much the kernel takes memory from it; `None` where it has no limit,
-    /// or does not tell.
+    /// Its usage, with the groups below, and its limit; `None` without a limit, or if not reported.
     pub fn used_of_limit(&self, root: &Root) -> Option<(u64, u64)> {
         let (used, limits): (_, &[&str]) = match self.version {
             Version::One => ("memory.usage_in_bytes", &["memory.limit_in_bytes"]),
@@ -137,12 +132,12 @@ impl MemoryGroup {
         Some((value(&used)?, limit))
     }
 
-    /// Whether the directory is there.
+    /// Whether the directory exists.
     pub fn exists(&self, root: &Root) -> bool {
         self.inode(root).is_some()
     }
 
-    /// Number of the directory: another one means another group of the same name.
+    /// Inode of the directory: another inode means another group of the same name.
     pub fn inode(&self, root: &Root) -> Option<u64> {
         let found = fs::metadata(root.path(&self.path)).ok()?;
         found.is_dir().then(|| found.ino())
@@ -157,7 +152,7 @@ impl MemoryGroup {
     }
 
     fn write(&self, root: &Root, leaf: &str, text: &str) -> io::Result<()> {
-        // Not `fs::write`, which would make the file where the group has just been removed from a fake root.
+        // Not `fs::write`: in a fake root it would create the file of a group that was just removed.
         let mut file = fs::OpenOptions::new()
             .write(true)
             .truncate(true)
@@ -165,7 +160,7 @@ impl MemoryGroup {
         io::Write::write_all(&mut file, format!("{text}\n").as_bytes())
     }
 
-    /// What limits it, in bytes; `None` where nothing does.
+    /// Its limit in bytes; `None` if there is none.
     pub fn limit(&self, root: &Root) -> io::Result<Option<u64>> {
         let text = self.read(root, self.version.limit_file())?;
         if text == "max" {
@@ -177,7 +172,7 @@ impl MemoryGroup {
         Ok((limit < UNLIMITED_FROM).then_some(limit))
     }
 
-    /// Limits it, or ends its limit. Version 1 takes memory away before it returns when there is more than the limit.
+    /// Sets or removes its limit. Version 1 reclaims any excess before it returns.
     pub fn set_limit(&self, root: &Root, bytes: Option<u64>) -> io::Result<()> {
         let text = match (bytes, self.version) {
             (Some(bytes), _) => bytes.to_string(),
@@ -187,7 +182,7 @@ impl MemoryGroup {
         self.write(root, self.version.limit_file(), &text)
     }
 
-    /// The other limits that somebody may have set, in words; `None` where there is none.
+    /// Other limits set by somebody, in words; `None` if there is none.
     pub fn chosen(&self, root: &Root) -> Option<String> {
         let names: &[&str] = match self.version {
             Version::One => &[
@@ -211,7 +206,7 @@ impl MemoryGroup {
         limited.or_else(kept)
     }
 
-    /// Whether a process that is stopped by a limit waits instead of being ended. Version 1 only: `memory.high` ends nobody.
+    /// Whether a process at the limit waits instead of being killed. Version 1 only: `memory.high` kills nothing.
     pub fn spare_processes(&self, root: &Root, spared: bool) -> io::Result<()> {
         match self.version {
             Version::One => self.write(root, "memory.oom_control", if spared { "1" } else { "0" }),
@@ -219,12 +214,12 @@ impl MemoryGroup {
         }
     }
 
-    /// Whether a limit would have system calls fail, so that it is kept small from moment to moment instead.
+    /// Whether a limit would make system calls fail, so that memory is reclaimed regularly instead.
     pub fn is_kept_by_hand(&self) -> bool {
         self.version == Version::One
     }
 
-    /// Memory in it that no file backs, and what is shared: it cannot be dropped.
+    /// Its anonymous and shared memory, which cannot be dropped.
     pub fn held(&self, root: &Root) -> Option<u64> {
         let text = self.read(root, "memory.stat").ok()?;
         let value = |name: &str| Self::statistic(&text, name);
@@ -234,7 +229,7 @@ impl MemoryGroup {
         }
     }
 
-    /// Pages of files in it, and in the groups below, that were not used lately, in bytes: the first that the kernel takes.
+    /// Inactive file pages in it and in the groups below, in bytes: the kernel reclaims them first.
     pub fn unused_files(&self, root: &Root) -> Option<u64> {
         let name = match self.version {
             Version::One => "total_inactive_file",
@@ -243,7 +238,6 @@ impl MemoryGroup {
         Self::statistic(&self.read(root, "memory.stat").ok()?, name)
     }
 
-    /// A line of `memory.stat`.
     fn statistic(text: &str, name: &str) -> Option<u64> {
         text.lines().find_map(|line| {
             let (key, value) = line.split_once(' ')?;
@@ -251,7 +245,7 @@ impl MemoryGroup {
         })
     }
 
-    /// Whether groups can be made below it that count memory.
+    /// Whether groups that count memory can be made below it.
     pub fn takes_groups(&self, root: &Root) -> bool {
         match self.version {
             Version::One => true,
@@ -261,13 +255,13 @@ impl MemoryGroup {
         }
     }
 
-    /// The processes in it, those of the groups below it not counted.
+    /// The processes in it, without those of the groups below.
     pub fn processes(&self, root: &Root) -> io::Result<BTreeSet<i32>> {
         let text = self.read(root, "cgroup.procs")?;
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// The processes in it and in all groups below it; `None` when there are too many groups to look at.
+    /// The processes in it and in all groups below; `None` if there are too many groups.
     pub fn all_processes(&self, root: &Root) -> io::Result<Option<BTreeSet<i32>>> {
         let mut found = BTreeSet::new();
         let mut waiting = vec![self.clone()];
@@ -298,10 +292,9 @@ impl MemoryGroup {
         fs::create_dir(root.path(&self.path))
     }
 
-    /// Removes the group, after what is left in it of the file cache: a group that is removed is kept by the kernel until
-    /// its last page is gone.
+    /// Removes the group, and first its page cache: the kernel keeps a removed group until its last page is gone.
     pub fn remove(&self, root: &Root) -> io::Result<()> {
-        // As well as it can: what is in use stays, and does no harm.
+        // Best effort: pages in use stay, and do no harm.
         let _ = match self.version {
             Version::One => self.write(root, "memory.force_empty", "0"),
             Version::Two => {
@@ -313,15 +306,15 @@ impl MemoryGroup {
     }
 }
 
-/// Why nobody but its owner may do anything to the groups of a process; `None` when it may be done.
+/// Reason why only the owner may change the groups of a process; `None` if we may.
 pub fn hands_off(root: &Root, pid: i32) -> Option<String> {
     let text = fs::read(root.path(&format!("/proc/{pid}/cgroup"))).ok()?;
     let place = grouping::place(&text, &GroupView::new(root.clone()));
     (place.kind == PlaceKind::Container).then(|| format!("it runs in the container {}", place.name))
 }
 
-/// Whether the group of a process, or one above it, was delegated to somebody (`Delegate=` in a unit), who rules over all below it.
-/// systemd notes that in its own hierarchy, which with version 1 is another one than that of memory.
+/// Whether the group of a process, or one above it, is delegated (`Delegate=` in a unit) to an owner of the subtree.
+/// systemd notes that in its own hierarchy, which in version 1 differs from that of memory.
 pub fn is_delegated(root: &Root, pid: i32, group: &MemoryGroup) -> bool {
     let text = fs::read_to_string(root.path(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
     let noted = text.lines().filter_map(|line| {
@@ -341,7 +334,6 @@ pub fn is_delegated(root: &Root, pid: i32, group: &MemoryGroup) -> bool {
     });
     let memory = std::iter::once(("", group.path.clone()));
     noted.flatten().chain(memory).any(|(mount, path)| {
-        // From the group upwards.
         let ends = path.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
         let all = ends.chain(std::iter::once(path.len()));
         all.filter_map(|end| path.get(..end)).any(|path| {

@@ -1,8 +1,7 @@
-//! The settings of how the kernel finds free memory that a controller may move: their values, and who chose them.
-//!
-//! Sources: the files in `/proc/sys/vm`, where settings are written down (`homeostat_tunables`: sysctl.d, tuned, …), and the
-//! catalogue's default of each. Read with the scans only; what is written down is read anew when a value has changed, once a minute
-//! at most, and else every five minutes.
+//! Kernel settings of memory reclaim that a controller may change: their values, and who chose them. Sources: files in
+//! `/proc/sys/vm`, configuration files (`homeostat_tunables`: sysctl.d, tuned, …), and the catalogue's defaults. Read
+//! only with the scans. Configuration files are read again after a change of value, at most once a minute, else every
+//! five minutes.
 
 use crate::settings::Holder;
 use homeostat_kernel::bytes::number;
@@ -16,31 +15,30 @@ pub const FILES: [&str; 3] = [
     "/proc/sys/vm/vfs_cache_pressure",
     "/proc/sys/vm/watermark_scale_factor",
 ];
-/// What is written down is read anew this often: a hundred files and more, which takes some 6 ms …
+/// Interval of reading configuration files: a hundred files and more, some 6 ms.
 const CONFIGURED_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
-/// … and after this time when a value is another one.
+/// Interval of reading configuration files after a change of value.
 const CONFIGURED_AFTER_A_CHANGE: Nanoseconds = Nanoseconds::from_secs(60);
 
-/// Where each was configured by somebody, in the order of [`FILES`].
+/// Configuration file and line of each setting, in the order of [`FILES`].
 #[derive(Clone, Debug)]
 struct WrittenDown {
     at: Nanoseconds,
-    /// The values then.
     values: Vec<(usize, u64)>,
     places: [Option<String>; FILES.len()],
 }
 
-/// Looks at them.
+/// Samples these settings.
 #[derive(Debug)]
 pub struct MemorySettings {
     root: Root,
-    /// What the kernel sets by itself; read once. The inner `None`: not known.
+    /// The kernel's own values; read once. The inner `None`: not known.
     defaults: Option<[Option<String>; FILES.len()]>,
     written: Option<WrittenDown>,
 }
 
 impl MemorySettings {
-    /// A sensor that has not seen anything yet.
+    /// A sensor without samples.
     pub fn new(root: Root) -> Self {
         Self {
             root,
@@ -49,7 +47,7 @@ impl MemorySettings {
         }
     }
 
-    /// The settings that this kernel has. `holder`: what the effectors know of who set a file.
+    /// The settings that this kernel has. `holder`: the effectors' knowledge of who set a file.
     pub fn look(&mut self, now: Nanoseconds, holder: impl Fn(&str) -> Holder) -> Vec<MemorySetting> {
         let present: Vec<(usize, u64)> = FILES
             .iter()
@@ -82,7 +80,7 @@ impl MemorySettings {
             .map(|(i, value)| {
                 let holder = holder(FILES[i]);
                 let place = places.and_then(|p| p[i].clone());
-                // Where the kernel's own value is not known, nobody's is not assumed.
+                // An unknown default does not count as nobody's choice.
                 let is_default = defaults[i].as_ref().is_some_and(|d| *d == value.to_string());
                 let set_by = match (place, holder) {
                     (Some(place), _) => Some(place),
@@ -101,13 +99,11 @@ impl MemorySettings {
     }
 }
 
-/// Where each is written down, whatever value stands there.
 fn configured(root: &Root) -> [Option<String>; FILES.len()] {
     let mut found = crate::settings::lines(root, &FILES).into_iter();
     FILES.map(|_| found.next().flatten())
 }
 
-/// What the kernel sets by itself, by the catalogue.
 fn defaults(root: &Root) -> [Option<String>; FILES.len()] {
     let Ok(catalogue) = Catalogue::load() else {
         return FILES.map(|_| None);
@@ -119,7 +115,7 @@ fn defaults(root: &Root) -> [Option<String>; FILES.len()] {
     })
 }
 
-/// Whether one of them can be written here; else why not.
+/// Whether one of them can be written here, or why not.
 ///
 /// # Errors
 /// The reason, for people.

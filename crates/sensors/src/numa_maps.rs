@@ -1,4 +1,4 @@
-//! `/proc/PID/numa_maps` (proc_pid_numa_maps(5)): the memory policy of each mapping, what backs it, and where its pages lie.
+//! `/proc/PID/numa_maps` (proc_pid_numa_maps(5)): policy, backing and nodes of each mapping.
 
 use homeostat_kernel::bytes::{hexadecimal, lines, number, words};
 use std::borrow::Cow;
@@ -8,14 +8,14 @@ use std::borrow::Cow;
 pub struct Area<'t> {
     /// First address.
     pub start: u64,
-    /// The policy as one word (`default`, `bind:0`, `weightedinterleave:0-3`, `prefer(many):0`). The kernel writes that of
-    /// the process for mappings without one of their own.
+    /// The policy as one word (`default`, `bind:0`, `weightedinterleave:0-3`, `prefer(many):0`). The kernel writes that
+    /// of the process for mappings without their own.
     policy: Cow<'t, str>,
-    /// The file that backs it, as the kernel writes its name.
+    /// The file behind it, as the kernel writes its name.
     pub file: Option<&'t [u8]>,
-    /// Whether it is made of reserved huge pages.
+    /// Whether it consists of reserved huge pages.
     pub is_hugetlb: bool,
-    /// Anonymous pages among them: of a file, what was written into a private copy.
+    /// Its anonymous pages: for a file, pages written in a private copy.
     pub anonymous: u64,
     /// Size of its pages in KiB; `None` before Linux 3.14.
     pub page_kib: Option<u64>,
@@ -24,7 +24,7 @@ pub struct Area<'t> {
 }
 
 impl<'t> Area<'t> {
-    /// The policy, when somebody chose one: `local` is what the default does, by name.
+    /// The policy, if somebody chose one; `local` names the default.
     pub fn chosen_policy(&self) -> Option<&str> {
         (!matches!(&*self.policy, "default" | "local")).then_some(&*self.policy)
     }
@@ -79,8 +79,7 @@ impl<'t> Area<'t> {
     }
 }
 
-/// All mappings of the text, in ascending order of their addresses. A line that was cut at the end of the text, and one
-/// that is not understood, is left out.
+/// All mappings of the text, in ascending order of addresses, without lines that are cut or not understood.
 pub fn areas(text: &[u8]) -> impl Iterator<Item = Area<'_>> {
     let whole = text.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
     lines(text.get(..whole).unwrap_or_default()).filter_map(Area::parse)

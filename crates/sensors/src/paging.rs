@@ -1,8 +1,7 @@
-//! What memory the kernel takes and brings back (`/proc/vmstat`), and what memory is used for (`/proc/meminfo`).
+//! Memory reclaimed and brought back (`/proc/vmstat`), and memory by use (`/proc/meminfo`).
 //!
-//! Names as in Linux `include/linux/vm_event_item.h` and `mm/vmstat.c`; a name that a kernel lacks counts nothing.
-//! Before 5.9 refaults were not told apart (`workingset_refault`): they count as those of files, which nearly all of
-//! them were there.
+//! Names as in Linux `include/linux/vm_event_item.h` and `mm/vmstat.c`; a name that a kernel lacks is zero. Before 5.9
+//! there was one refault counter (`workingset_refault`): it counts as that of files, which nearly all of them were.
 
 use homeostat_kernel::bytes::{keyed, lines, number, words};
 use homeostat_kernel::{Root, files};
@@ -38,7 +37,7 @@ pub fn parse(vmstat: &[u8]) -> Paging {
     totals
 }
 
-/// What was counted since `before`; nothing for a counter that went back.
+/// Counts since `before`; zero for a counter that went back.
 pub fn since(now: &Paging, before: &Paging) -> Paging {
     let less = |field: fn(&Paging) -> u64| field(now).saturating_sub(field(before));
     Paging {
@@ -55,44 +54,44 @@ pub fn since(now: &Paging, before: &Paging) -> Paging {
     }
 }
 
-/// What memory is used for now.
+/// Memory by use, now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// All of it (`MemTotal`).
+    /// All memory (`MemTotal`).
     pub total_bytes: Bytes,
-    /// Used for nothing (`MemFree`).
+    /// Unused (`MemFree`).
     pub free_bytes: Bytes,
-    /// What could be had without swapping, by the kernel's estimate (`MemAvailable`).
+    /// Available without swapping, by the kernel's estimate (`MemAvailable`).
     pub available_bytes: Bytes,
-    /// Memory of programs that no file backs (`AnonPages`).
+    /// Memory of programs without a file (`AnonPages`).
     pub anonymous_bytes: Bytes,
-    /// Pages of files (`Cached` + `Buffers` − `Shmem`) …
+    /// Pages of files (`Cached` + `Buffers` − `Shmem`).
     pub file_bytes: Bytes,
-    /// … of which used lately (`Active(file)`) …
+    /// Pages of files used recently (`Active(file)`).
     pub file_active_bytes: Bytes,
-    /// … and not (`Inactive(file)`): what goes first.
+    /// Pages of files not used recently (`Inactive(file)`): reclaimed first.
     pub file_inactive_bytes: Bytes,
-    /// … and mapped by programs (`Mapped`, with shared memory).
+    /// Pages of files mapped by programs (`Mapped`, with shared memory).
     pub mapped_bytes: Bytes,
     /// Shared memory and files in memory (`Shmem`).
     pub shared_bytes: Bytes,
-    /// The kernel's own that it can give back (`SReclaimable`).
+    /// The kernel's own reclaimable memory (`SReclaimable`).
     pub kernel_reclaimable_bytes: Bytes,
     /// Pages that wait to be written (`Dirty` + `Writeback`).
     pub unwritten_bytes: Bytes,
-    /// Swap in all (`SwapTotal`).
+    /// Total swap (`SwapTotal`).
     pub swap_total_bytes: Bytes,
     /// Swap in use.
     pub swap_used_bytes: Bytes,
-    /// Memory that programs were promised, whether they use it yet or not (`Committed_AS`).
+    /// Memory promised to programs, used or not (`Committed_AS`).
     #[serde(default)]
     pub committed_bytes: Bytes,
-    /// What may be promised where the kernel promises no more than it has (`CommitLimit`; `vm.overcommit_memory` = 2).
+    /// Most that may be promised under strict overcommit (`CommitLimit`; `vm.overcommit_memory` = 2).
     #[serde(default)]
     pub commit_limit_bytes: Bytes,
 }
 
-/// Parses `/proc/meminfo`; what it lacks is zero.
+/// Parses `/proc/meminfo`; absent lines are zero.
 pub fn parse_use(meminfo: &[u8]) -> MemoryUse {
     let kib = |key: &str| Bytes::from_kib(keyed(meminfo, key).unwrap_or(0));
     MemoryUse {
@@ -114,7 +113,7 @@ pub fn parse_use(meminfo: &[u8]) -> MemoryUse {
     }
 }
 
-/// What memory is used for; `None` when `/proc/meminfo` cannot be read.
+/// Memory by use; `None` when `/proc/meminfo` cannot be read.
 pub fn read_use(root: &Root) -> Option<MemoryUse> {
     files::bytes(root, "/proc/meminfo", files::SMALL_FILE_MAX).map(|text| parse_use(&text))
 }

@@ -1,10 +1,10 @@
-//! The parsers of what sensors read, as functions of bytes.
+//! The parsers of sensors, as functions of bytes.
 
 use crate::{choice, group_memory, grouping, locality, processes, reads, regions, storage};
 use homeostat_kernel::Parser;
 use homeostat_model::Bytes;
 
-/// A name, and a parser of whatever bytes there are.
+/// Names, and parsers of arbitrary bytes.
 pub const ALL: &[Parser] = &[
     ("environment", |bytes| {
         let _ = choice::from_environment(bytes, "here");

@@ -1,5 +1,4 @@
-//! Pressure stall information (Linux Documentation/accounting/psi.rst): cumulative stall time, delivered as the
-//! time in the interval.
+//! Pressure stall information (Linux Documentation/accounting/psi.rst): cumulative stall time, reported per interval.
 
 use homeostat_kernel::bytes::{lines, number, words};
 use homeostat_kernel::{Root, files};

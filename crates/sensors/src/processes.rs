@@ -1,19 +1,16 @@
 //! The process table between samples.
 //!
-//! One pass costs, per process, one directory entry and one clock reading ([`homeostat_kernel::probe::process_cpu_time`]):
-//! a process whose directory is the same (inode) and that has used no CPU time since the last pass is the same
-//! process in the same state, so nothing of it is read. Of the others one file is read, `/proc/PID/stat`. What a
-//! process *is* (executable, arguments, cgroup, environment, user) is read when it is new, after an `exec` (its
-//! name changed), and once in a while. No allocation per process in the steady state.
+//! A pass costs one directory entry and one clock reading per process ([`homeostat_kernel::probe::process_cpu_time`]).
+//! A process with the same directory inode and no new CPU time is unchanged, so nothing of it is read. For other
+//! processes the pass reads `/proc/PID/stat`. Executable, arguments, cgroup, environment and user are read when a
+//! process is new, after an `exec` (its name changed), and every 32 passes. Every 16th pass reads a process anyway,
+//! because resident memory may shrink while it sleeps. The steady state allocates nothing per process.
 //!
-//! Every 16th pass reads each process anyway: resident memory may shrink without the process running.
-//!
-//! **Differences.** Counters are kept per process (pid and start time); a workload's difference is the sum over
-//! its processes, so exits, forks and reused pids can neither make it negative nor add a life's worth of time at
-//! once. A process that was first seen after it had lived for longer than the interval contributes its time in
-//! proportion. Of children that ended between two passes the CPU time is known from what their parent waited for
-//! (`cutime`, `cstime`), less what had been seen of them while they lived. A child whose parent does not wait
-//! (SIGCHLD ignored), or that was inherited by the init, takes its last fraction of an interval with it.
+//! **Differences.** Counters are kept per process (pid and start time). A workload's difference is the sum over its
+//! processes: exits, forks and reused pids cannot make it negative or add a whole life at once. A process that is older
+//! than the interval when first seen contributes its time in proportion. Children that ended between two passes are
+//! known from their parent's `cutime` and `cstime`, less the time already seen. Their last fraction of an interval is
+//! lost if the parent does not wait (SIGCHLD ignored) or init inherited them.
 
 use crate::choice::{Said, Unknown};
 use crate::counters::others;
@@ -36,26 +33,24 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most processes that are kept (`pid_max` of a 64-bit kernel is 4,194,304; a machine with more than this number of
-/// processes is seen in part).
+/// Most processes that are kept; of a machine with more, a part is seen (`pid_max` of a 64-bit kernel is 4,194,304).
 pub const PROCESSES_MAX: usize = 65_536;
 /// Most threads of one process whose run-queue delay is read.
 pub const THREADS_MAX: usize = 1024;
-/// Smallest resident shared memory in bytes that is worth a look into `/proc/PID/maps`.
+/// Resident shared memory in bytes from which `/proc/PID/maps` is read.
 pub const SEGMENT_MIN: u64 = 16 * 1024 * 1024;
-/// Most of `/proc/PID/maps` that is read, in bytes.
 const MAPS_MAX: usize = 1024 * 1024;
-/// Every how many passes a process is read although it used no CPU time.
+/// Interval in passes at which a process is read although it used no CPU time.
 const READ_ANYWAY: u64 = 16;
-/// Every how many passes the identity of a process that runs is read again (a unit may be moved to a cgroup).
+/// Interval in passes at which the identity of a running process is read again (a unit may be moved to a cgroup).
 const IDENTIFY_ANYWAY: u64 = 32;
-/// An environment that says nothing is read at so many passes one after another: the parent may have been read after the child.
+/// Passes in a row that read an environment without an answer: the parent may have been read after the child.
 const ASKED_MAX: u32 = 3;
-/// Up to this age the cgroup of a process may still be about to be set by whoever started it.
+/// Up to this age, the starter of a process may still be about to set its cgroup.
 const YOUNG: Nanoseconds = Nanoseconds::from_secs(5);
-/// The anonymous memory of a workload that is not looked at in detail is read this often: enough to see it grow …
+/// Interval at which the anonymous memory of a workload without detailed sampling is read: enough to see it grow.
 const WEIGHED_EVERY: Nanoseconds = Nanoseconds::from_secs(55);
-/// … of so many of its processes at most, the oldest.
+/// Most processes of a workload whose anonymous memory is read, oldest first.
 const WEIGHED_MAX: usize = 64;
 /// `PF_KTHREAD` of `include/linux/sched.h`: a kernel thread.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -89,25 +84,24 @@ pub struct Stat<'a> {
     pub start_ticks: u64,
     /// Resident pages.
     pub resident_pages: u64,
-    /// Where its code begins and ends; one without permission to see it, zero while a program is being executed.
+    /// Begin and end of its code: one without permission to see it, zero while it is executing a program.
     pub code: (u64, u64),
     /// Initial stack address; zero without permission to see it.
     pub start_stack: u64,
-    /// Where its arguments begin and end; zeros without permission to see it, and while a program is being executed.
+    /// Begin and end of its arguments: zeros without permission to see them, and while it is executing a program.
     pub arguments: (u64, u64),
-    /// Where its environment begins and ends; zeros as of the arguments.
+    /// Begin and end of its environment: zeros in the same cases as the arguments.
     pub environment: (u64, u64),
 }
 
 impl Stat<'_> {
-    /// What tells one executed program from the next in the same process, as long as addresses are random or the two differ in
-    /// size; `None` where it is not to be seen, or not yet.
+    /// Tells executed programs of one process apart, if addresses are random or sizes differ; `None`: not visible yet.
     fn image(&self) -> Option<Image> {
         let known = self.code.0 > 1 && self.start_stack > 1;
         known.then_some((self.code, self.start_stack))
     }
 
-    /// Whether its first thread has ended, also where nobody has asked for that yet; others of its threads may live on.
+    /// Whether its first thread has ended, even if its parent has not yet waited for it; other threads may live on.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
@@ -173,7 +167,7 @@ pub fn parse_wait(schedstat: &[u8]) -> Option<u64> {
     words(schedstat).nth(1).and_then(number)
 }
 
-/// Anonymous resident pages: what `/proc/PID/statm` counts as resident, less what files or shared memory back.
+/// Anonymous resident pages: `resident` of `/proc/PID/statm`, less the pages that files or shared memory back.
 pub fn parse_anonymous(statm: &[u8]) -> Option<u64> {
     let mut numbers = words(statm).skip(1).map(number);
     let (resident, shared) = (numbers.next()??, numbers.next()??);
@@ -220,7 +214,6 @@ pub fn parse_segment(maps: &[u8]) -> Option<Segment> {
     best
 }
 
-/// Cumulative counters of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counters {
     cpu: u64,
@@ -232,13 +225,11 @@ struct Counters {
 
 #[derive(Debug)]
 struct Entry {
-    /// Inode of the process's directory: another one means another process.
+    /// Inode of the process's directory: another inode means another process.
     inode: u64,
-    /// Pass in which it was last seen.
     seen: u64,
-    /// Pass in which its identity was last read.
     identified: u64,
-    /// What it is could not be read whole: it is tried again at each pass.
+    /// Its identity could not be read completely: each pass tries again.
     unread: bool,
     now: Counters,
     /// Counters that earlier samples have delivered.
@@ -252,42 +243,39 @@ struct Entry {
     resident_pages: u64,
     shared_pages: u64,
     segment_searched_at: u64,
-    /// Run-queue wait by thread, for workloads in detail.
     waits: BTreeMap<i32, u64>,
-    /// Hash of the name as bytes: another one means an `exec`.
+    /// Hash of the name as bytes: another hash means an `exec`.
     name: u64,
-    /// The program that it runs, as it was last seen …
+    /// The program that it ran when last seen.
     image: Option<Image>,
-    /// … and how often that was another one than before.
+    /// How often another program was seen in its place.
     executions: u32,
     workload: Option<WorkloadId>,
     tuner: Option<&'static str>,
-    /// What its environment said, since it executed its program; `None` until it was read.
+    /// The statement of its environment since it executed its program; `None` until it was read.
     said: Option<Said>,
-    /// How often it was read since then without an answer.
+    /// How often the environment was read since then without an answer.
     asked_in_vain: u32,
-    /// Its control groups, as a key of what is said there; and the state of that which its choice has.
+    /// Its control groups as a key of their statements, and the state of the statement that its choice contains.
     groups: u64,
     groups_seen: u64,
-    /// What its status shows.
+    /// The statements that its status shows.
     tuned: Vec<String>,
     member: Member,
 }
 
-/// What a process tells about itself in memory of its own; the kernel reads it under the process's `mmap_lock`.
+/// Facts from memory of the process, which the kernel reads under the process's `mmap_lock`.
 struct Told {
     /// Hash of the arguments, and the tuner they name; `None` when they could not be read.
     arguments: Option<(grouping::ArgumentHashes, Option<&'static str>)>,
-    /// `None` where it was not asked for, or the process has ended.
+    /// `None` if not requested, or if the process has ended.
     said: Option<Said>,
-    /// The largest shared segment, when it was looked for and all mappings were seen.
+    /// The largest shared segment, if it was looked for and all mappings were seen.
     segment: Option<Option<Segment>>,
 }
 
-/// What is asked of a process.
 struct Question {
     pid: i32,
-    /// Whose environment it is, for people.
     place: String,
     is_live: bool,
     with_environment: bool,
@@ -296,7 +284,7 @@ struct Question {
 
 impl Told {
     fn read(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Self {
-        /// Most of a command line that is read, in bytes: class paths have tens of thousands.
+        /// Most of a command line that is read, in bytes: some class paths have tens of thousands.
         const ARGUMENTS_MAX: usize = 256 * 1024;
         let pid = question.pid;
         let arguments = proc
@@ -308,7 +296,7 @@ impl Told {
                 let first: Vec<&[u8]> = text.split(|&b| b == 0).take(8).collect();
                 let mut hashes = grouping::ArgumentHashes::of(text);
                 if is_cut {
-                    // Never the same as that of arguments which end there.
+                    // A cut command line never has the hash of arguments that end there.
                     hashes.lasting = !hashes.lasting;
                 }
                 (hashes, tuners::by_argument(&first))
@@ -318,7 +306,7 @@ impl Told {
         } else {
             None
         };
-        // Searched once per process, and again while it maps more and more.
+        // Searched once per process, and again whenever it maps more.
         let segment = question
             .with_segment
             .then(|| {
@@ -338,9 +326,9 @@ impl Told {
 
 /// Reads the environment of a process; `None` when it has ended.
 fn read_environment(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Option<Said> {
-    /// A process that is executing a program has no environment for a moment, which is shorter than …
+    /// Pause between two reads of an empty environment: a process that is executing a program briefly has none.
     const MOMENT: Duration = Duration::from_millis(1);
-    /// … so many of these. Measured: `execve` of a static program takes 0.3 ms.
+    /// Most such pauses. Measured: `execve` of a static program takes 0.3 ms.
     const MOMENTS: u32 = 4;
     let mut said = Said::nothing(Unknown::Unreadable);
     for _ in 0..MOMENTS {
@@ -356,9 +344,7 @@ fn read_environment(proc: &Directory, question: &Question, buffer: &mut Vec<u8>)
     Some(said)
 }
 
-/// Looks through the environment of a process once; `None` when it has ended.
 fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> Option<Said> {
-    /// What is read at once, in bytes.
     const PIECE: usize = 64 * 1024;
     /// `PF_EXITING` of `include/linux/sched.h`.
     const EXITING: u64 = 0x4;
@@ -380,7 +366,6 @@ fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> 
     }
     let environ = match proc.open_file(ProcessFile::new(pid, "environ").name()) {
         Ok(file) => file,
-        // Nothing is known of a captured process but what was captured.
         Err(Errno::NOENT) if !question.is_live => return Some(Said::default()),
         Err(Errno::NOENT | Errno::SRCH) => return None,
         Err(_) => return Some(Said::nothing(Unknown::Unreadable)),
@@ -394,7 +379,7 @@ fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> 
         let piece = buffer.get_mut(..PIECE).unwrap_or_default();
         match rustix::io::pread(&environ, &mut *piece, at) {
             Ok(0) => break scanner.finish(lengths.map(|(_, length)| length), &question.place),
-            // It may still have said never.
+            // It may still have said "never".
             Err(Errno::INTR) => {}
             Err(_) => {
                 let so_far = scanner.finish(None, &question.place);
@@ -416,7 +401,7 @@ fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> 
             }
         }
     };
-    // Environments hold secrets: they do not stay in our memory.
+    // Environments hold secrets, so they do not stay in our memory.
     buffer.fill(0);
     let spilled = lengths.is_some_and(|(arguments, _)| title_goes_on(proc, pid, arguments));
     Some(if spilled && outcome.unknown.is_none() {
@@ -429,8 +414,7 @@ fn look_through(proc: &Directory, question: &Question, buffer: &mut Vec<u8>) -> 
     })
 }
 
-/// Whether a title was written over the end of the arguments, so that it goes on in the environment. The kernel ends each
-/// argument with a zero byte.
+/// Whether a title overwrites the last argument's zero byte, and so goes on in the environment.
 fn title_goes_on(proc: &Directory, pid: i32, arguments: u64) -> bool {
     let Some(last) = arguments.checked_sub(1) else {
         return false;
@@ -442,8 +426,8 @@ fn title_goes_on(proc: &Directory, pid: i32, arguments: u64) -> bool {
     !matches!(rustix::io::pread(&file, &mut byte, last), Ok(1) if byte == [0])
 }
 
-/// What is known of the environment of a process image, from what was known of it, what a new look found and what its parent
-/// said, if it is a fork of that. A `never` stays, and what was read whole stays read when the program overwrites it.
+/// Joins the known statement of a process image, the new finding, and the parent's statement if it is a fork of it. A
+/// `never` stays. An environment that was read completely stays read when the program overwrites it.
 fn settle(before: Option<&Said>, found: Option<Said>, parent: Option<&Said>) -> Said {
     let mut now = found
         .or_else(|| before.cloned())
@@ -461,12 +445,10 @@ fn settle(before: Option<&Said>, found: Option<Said>, parent: Option<&Said>) -> 
     now
 }
 
-/// What is remembered of a workload between its samples.
 #[derive(Debug, Default)]
 struct Account {
     sampled: Option<Nanoseconds>,
     churn: u32,
-    /// When its anonymous memory was looked at last.
     weighed: Option<Nanoseconds>,
 }
 
@@ -475,20 +457,20 @@ struct Account {
 pub struct PassCost {
     /// Processes seen, with kernel threads.
     pub processes: u32,
-    /// Of which `/proc/PID/stat` was read.
+    /// Processes whose `/proc/PID/stat` was read.
     pub read: u32,
-    /// Of which the identity was read.
+    /// Processes whose identity was read.
     pub identified: u32,
 }
 
 /// All processes of the machine.
 pub struct ProcessTable {
     root: Root,
-    /// Shared with the thread that reads what may block.
+    /// Shared with the thread that makes reads that may block.
     proc: Arc<Directory>,
     groups: GroupView,
     reader: Reader,
-    /// Reads the memory of programs that overwrote their environment, one for each user at a time.
+    /// Reads the memory of programs that overwrote their environment, for each user one at a time.
     memory_reader: Reader,
     elsewhere: Elsewhere,
     own: i32,
@@ -497,7 +479,7 @@ pub struct ProcessTable {
     passes: u64,
     listed: Vec<(i32, u64)>,
     entries: BTreeMap<i32, Entry>,
-    /// Kernel threads by pid, with the inode of their directory: never looked at again.
+    /// Kernel threads by pid, with the inode of their directory: they are never read again.
     kernel_threads: BTreeMap<i32, (u64, u64)>,
     accounts: BTreeMap<WorkloadId, Account>,
     last_pass: Option<Nanoseconds>,
@@ -526,7 +508,7 @@ impl ProcessTable {
             what: format!("reading {}", root.path("/proc").display()),
             why: format!("{e}; homeostat needs proc mounted and readable"),
         })?;
-        // Under a captured root our own number means nothing.
+        // Under a captured root our own process id means nothing.
         let own = if root.is_live() {
             i32::try_from(std::process::id()).unwrap_or(0)
         } else {
@@ -561,7 +543,7 @@ impl ProcessTable {
         self.cost
     }
 
-    /// Looks at all processes once. `uptime` is the time since boot that start times count in.
+    /// Samples all processes once. `uptime` is the time since boot, on the clock of start times.
     ///
     /// # Errors
     /// `Unsupported` when `/proc` can no longer be listed.
@@ -596,7 +578,6 @@ impl ProcessTable {
         Ok(())
     }
 
-    /// Lists the numeric names of `/proc` with their inodes.
     fn list(&mut self) -> Result<(), Errno> {
         self.listed.clear();
         rustix::fs::seek(self.proc.descriptor(), SeekFrom::Start(0))?;
@@ -614,7 +595,6 @@ impl ProcessTable {
         Ok(())
     }
 
-    /// Brings one process up to date.
     fn look(&mut self, pid: i32, inode: u64, uptime: Nanoseconds) {
         let pass = self.passes;
         if let Some(known) = self.kernel_threads.get_mut(&pid) {
@@ -636,7 +616,7 @@ impl ProcessTable {
         self.read(pid, inode, uptime);
     }
 
-    /// Reads `/proc/PID/stat` and what follows from it. Returns whether the process is there.
+    /// Reads `/proc/PID/stat` and everything that depends on it. Returns whether the process is there.
     fn read(&mut self, pid: i32, inode: u64, uptime: Nanoseconds) -> bool {
         self.cost.read += 1;
         let mut small = std::mem::take(&mut self.small);
@@ -661,7 +641,7 @@ impl ProcessTable {
         }
     }
 
-    /// Files what `stat` says. Returns whether the identity should be read.
+    /// Stores the fields of `stat`. Returns whether the identity should be read.
     fn take(&mut self, stat: &Stat<'_>, inode: u64, uptime: Nanoseconds) -> bool {
         let pid = stat.pid;
         if stat.flags & KERNEL_THREAD != 0 {
@@ -674,7 +654,7 @@ impl ProcessTable {
             .get(&pid)
             .is_some_and(|e| e.member.start_ticks != stat.start_ticks)
         {
-            // The number was given to another process.
+            // Another process has this number now.
             self.remove(pid);
         }
         let precise = if self.root.is_live() {
@@ -700,7 +680,6 @@ impl ProcessTable {
             identified: 0,
             unread: false,
             now,
-            // At the first pass nothing is known of when the time was used.
             delivered: if first_pass {
                 now
             } else {
@@ -751,7 +730,7 @@ impl ProcessTable {
             let before = entry.image.replace(image);
             if before.is_some_and(|before| before != image) {
                 entry.executions = entry.executions.saturating_add(1);
-                // Another program: what the one before said is over.
+                // Another program: the statement of the previous one no longer holds.
                 entry.said = None;
                 entry.asked_in_vain = 0;
                 executed = true;
@@ -775,7 +754,7 @@ impl ProcessTable {
                     > entry.segment_searched_at.max(SEGMENT_MIN))
     }
 
-    /// Where the environment of a process is overwritten: reads the copy that its C library uses.
+    /// If the environment of a process is overwritten, reads the copy that its C library uses.
     fn look_into_memory(&mut self, pid: i32, place: &str) {
         let Some(entry) = self.entries.get(&pid) else {
             return;
@@ -788,7 +767,7 @@ impl ProcessTable {
         let (proc, place) = (self.proc.clone(), place.to_owned());
         let executable = entry.member.executable.clone();
         let user = i32::from_ne_bytes(entry.member.user.to_ne_bytes());
-        // A process may still map storage that does not answer: then its user's are not asked for a while.
+        // A process may map storage that does not answer. Then processes of its user are left alone for a while.
         let outcome = self.memory_reader.run(user, reader::PATIENCE, move || {
             let mut buffer = Vec::new();
             let maps = proc.read(ProcessFile::new(pid, "maps").name(), &mut buffer, MAPS_MAX);
@@ -799,7 +778,7 @@ impl ProcessTable {
         }
     }
 
-    /// Puts together what was said about a process, in its environment and elsewhere. `not_now` is why that could not be read.
+    /// Joins the statements about a process from its environment and elsewhere. `not_now`: why the former is unread.
     fn choose(&mut self, pid: i32, place: &str, not_now: Option<String>) {
         let Some(entry) = self.entries.get_mut(&pid) else {
             return;
@@ -831,7 +810,6 @@ impl ProcessTable {
         entry.member.choice = choice;
     }
 
-    /// Looks again at what is said about processes elsewhere than in their environment.
     fn look_elsewhere(&mut self) {
         self.elsewhere.refresh(self.passes);
         let changed: Vec<i32> = self
@@ -851,7 +829,6 @@ impl ProcessTable {
         self.elsewhere.retain(&used);
     }
 
-    /// Reads what the process is.
     fn identify(&mut self, pid: i32) {
         self.cost.identified += 1;
         let Some(entry) = self.entries.get_mut(&pid) else {
@@ -870,7 +847,7 @@ impl ProcessTable {
         }
         let mut groups_known = false;
         if let Ok(text) = proc.read(ProcessFile::new(pid, "cgroup").name(), buffer, SMALL_FILE_MAX) {
-            // A part of the hierarchies may name another place than all of them.
+            // Some of the hierarchies may name another place than all of them together.
             if let Some(text) = text.whole() {
                 entry.member.place = grouping::place(text, &self.groups);
                 entry.groups = self.elsewhere.enter(text);
@@ -879,7 +856,7 @@ impl ProcessTable {
         }
         if let Ok(text) = proc.read(ProcessFile::new(pid, "status").name(), buffer, SMALL_FILE_MAX) {
             if choice::is_status(text.beginning()) {
-                // The user stands before what may be long.
+                // The user comes before fields that may be long.
                 entry.member.user = choice::user(text.beginning());
                 entry.tuned = choice::from_status(text, &entry.member.program, pid);
             }
@@ -894,7 +871,7 @@ impl ProcessTable {
             pid,
             place: place.clone(),
             is_live: self.root.is_live(),
-            // Nothing takes back a never.
+            // Nothing revokes a "never".
             with_environment: entry.said.as_ref().is_none_or(|said| said.choice.never.is_none()),
             with_segment: shared >= SEGMENT_MIN,
         };
@@ -905,7 +882,7 @@ impl ProcessTable {
             .get(&parent)
             .filter(|parent| image.is_some() && parent.image == image)
             .and_then(|parent| parent.said.clone());
-        // What follows is read under the process's mmap_lock.
+        // The following reads take the process's mmap_lock.
         let (proc, mut lent) = (self.proc.clone(), std::mem::take(&mut self.large));
         let outcome = self.reader.run(pid, reader::PATIENCE, move || {
             let told = Told::read(&proc, &question, &mut lent);
@@ -921,7 +898,7 @@ impl ProcessTable {
                 entry.unread = false;
                 if let Some((arguments, tuner)) = told.arguments {
                     entry.member.arguments = arguments;
-                    // Whoever is not root tunes nothing of the machine, whatever the name.
+                    // Only root can tune the machine, whatever the program's name.
                     entry.tuner = tuners::by_program(&entry.member.program)
                         .or(tuner)
                         .filter(|_| entry.member.user == 0);
@@ -929,7 +906,7 @@ impl ProcessTable {
                 if let Some(segment) = told.segment {
                     entry.member.segment = segment;
                 }
-                // Of a process that has ended nothing more will be known, and nothing is to be done about it.
+                // A process that has ended reveals nothing more and needs no action.
                 if told.said.is_some() || entry.said.is_some() || of_parent.is_some() {
                     entry.said = Some(settle(entry.said.as_ref(), told.said, of_parent.as_ref()));
                 }
@@ -954,13 +931,12 @@ impl ProcessTable {
         }
     }
 
-    /// Forgets a process that ended.
     fn remove(&mut self, pid: i32) {
         let Some(entry) = self.entries.remove(&pid) else {
             return;
         };
         let seen = entry.delivered.cpu.saturating_add(entry.delivered.child_cpu);
-        // What its own children had used was added to its children's time, which its parent inherits.
+        // The CPU time of its own children was added to its children's time, which its parent inherits.
         if let Some(parent) = self.entries.get_mut(&entry.member.parent) {
             parent.known_of_children = parent.known_of_children.saturating_add(seen);
         }
@@ -969,8 +945,7 @@ impl ProcessTable {
         }
     }
 
-    /// Recognises the workloads from what the last pass saw. `helper` is a process of ours that may be in anybody's control group,
-    /// and belongs to nobody.
+    /// Recognises the workloads of the last pass. `helper`, a process of ours in any control group, is left out.
     pub fn workloads(&mut self, helper: Option<i32>) -> Vec<Workload> {
         let members: Vec<&Member> = self
             .entries
@@ -1022,7 +997,7 @@ impl ProcessTable {
         self.last_pass = Some(now);
     }
 
-    /// The anonymous memory of a workload, if it is time to look at it again; else zero. One small file for each process.
+    /// The anonymous memory of a workload if a new reading is due, else zero. Costs one small file per process.
     pub fn weigh(&mut self, workload: &Workload, now: Nanoseconds) -> Bytes {
         let account = self.accounts.entry(workload.id.clone()).or_default();
         if account
@@ -1044,7 +1019,7 @@ impl ProcessTable {
         Bytes(pages.saturating_mul(self.page))
     }
 
-    /// Looks again at the processes of one workload, between two passes.
+    /// Samples the processes of one workload again, between two passes.
     pub fn refresh(&mut self, workload: &Workload, uptime: Nanoseconds) {
         for process in &workload.processes {
             let Some(entry) = self.entries.get(&process.pid) else {
@@ -1067,7 +1042,7 @@ impl ProcessTable {
             .is_some_and(|e| e.member.start_ticks == process.start_ticks)
     }
 
-    /// Resident pages of a process, as it was looked at last; `None` for one that is not known.
+    /// Resident pages of a process at its last reading; `None` for an unknown process.
     pub fn resident_pages(&self, process: ProcessId) -> Option<u64> {
         let entry = self.entries.get(&process.pid);
         entry
@@ -1075,7 +1050,7 @@ impl ProcessTable {
             .map(|e| e.resident_pages)
     }
 
-    /// CPU time of the children that a process has waited for, as it was looked at last (ns); zero for one that is not known.
+    /// CPU time of the children that a process has waited for, at its last reading (ns); zero for an unknown process.
     pub fn children_cpu(&self, process: ProcessId) -> u64 {
         let entry = self.entries.get(&process.pid);
         entry
@@ -1083,8 +1058,7 @@ impl ProcessTable {
             .map_or(0, |e| e.now.child_cpu)
     }
 
-    /// Sample of a workload: differences since its previous sample. `now` is the time of the reading, `uptime` the
-    /// same on the clock of start times.
+    /// Sample of a workload: differences since its previous sample. `uptime` is `now` on the clock of start times.
     pub fn sample(
         &mut self,
         workload: &Workload,
@@ -1127,7 +1101,7 @@ impl ProcessTable {
             sample.runqueue_wait += Nanoseconds(wait);
             sample.faults_minor = sample.faults_minor.saturating_add(used.faults_minor);
             sample.faults_major = sample.faults_major.saturating_add(used.faults_major);
-            // Shared memory is counted once: at the process that has most of it.
+            // Shared memory counts once, at the process that has most of it.
             let shared = if workload.processes.len() > 1 {
                 entry.shared_pages.min(entry.resident_pages)
             } else {
@@ -1140,18 +1114,18 @@ impl ProcessTable {
         sample
     }
 
-    /// Run-queue wait of a process since this was last asked: of all threads in detail, else of its first thread.
+    /// Run-queue wait of a process since the last call: of all threads in detail, else of its first thread.
     fn wait(&mut self, pid: i32, detailed: bool) -> u64 {
         let Some(entry) = self.entries.get_mut(&pid) else {
             return 0;
         };
-        // A process that used no CPU time since its last sample has not waited for it either, to speak of.
+        // A process that used no CPU time since its last sample has hardly waited for it either.
         if entry.now.cpu == entry.delivered.cpu && !entry.fresh {
             return 0;
         }
         let mut sum: u64 = 0;
         let mut note = |waits: &mut BTreeMap<i32, u64>, thread: i32, total: u64| {
-            // A thread that is new here has no difference yet.
+            // A thread seen for the first time has no difference yet.
             let before = waits.insert(thread, total).unwrap_or(total);
             sum = sum.saturating_add(total.saturating_sub(before));
         };
@@ -1199,10 +1173,10 @@ impl ProcessTable {
 }
 
 impl Entry {
-    /// What was used since the last delivery; from now on it counts as delivered.
+    /// Usage since the last delivery, which counts as delivered from now on.
     fn deliver(&mut self, since: Nanoseconds, age: Nanoseconds) -> Counters {
         let (now, before) = (self.now, self.delivered);
-        // Of a process that is older than the interval but new to us, only a share belongs to it.
+        // If a process is older than the interval but new to us, only a share of its time belongs to the interval.
         let share = |total: u64| {
             if self.fresh && age.0 > since.0 {
                 (u128::from(total) * u128::from(since.0) / u128::from(age.0.max(1))) as u64
@@ -1219,7 +1193,7 @@ impl Entry {
             faults_major: share(now.faults_major.saturating_sub(before.faults_major)),
             wait: 0,
         };
-        // Half of what a parent has not waited for is kept: a parent that never waits forgets it by and by.
+        // Keeps half of the time that the parent has not waited for: a parent that never waits gradually forgets it.
         self.known_of_children = (self.known_of_children - known) / 2;
         self.delivered = now;
         self.fresh = false;
@@ -1227,9 +1201,8 @@ impl Entry {
     }
 }
 
-/// The name of a process as text of one line. Programs choose it, and it becomes part of the names of workloads, which
-/// stand in tables and logs: what is not text, and what ends a line or moves a cursor, becomes U+FFFD.
-/// A process may also call itself nothing, or blanks: it gets a name that is seen.
+/// The name of a process as one line of text. Programs choose their names, and names of workloads in tables and logs
+/// contain them. Invalid text, line ends and cursor movements become U+FFFD. An empty or blank name gets a visible one.
 pub(super) fn one_line(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     if name.trim().is_empty() {

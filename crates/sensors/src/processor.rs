@@ -1,13 +1,12 @@
-//! Which processor this is, as tables of model-specific registers and events need it.
+//! The processor model, for tables of model-specific registers and events.
 
 use homeostat_kernel::bytes::{lines, number, words};
 use homeostat_kernel::{Root, files};
 
-/// Of `/proc/cpuinfo` only the entry of the first CPU is needed; on machines with thousands of CPUs the rest is
-/// megabytes.
+/// Most bytes read of `/proc/cpuinfo`: the first CPU's entry suffices; with thousands of CPUs the file has megabytes.
 const FIRST_ENTRY_MAX: usize = 8 * 1024;
 
-/// Who made it.
+/// Maker of the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
     /// `GenuineIntel`.
@@ -18,31 +17,30 @@ pub enum Maker {
     Power,
     /// An Arm core, by the line `CPU implementer`.
     Arm,
-    /// Anybody else.
+    /// Another maker.
     Other,
 }
 
-/// The first CPU as `/proc/cpuinfo` describes it.
+/// The first CPU in `/proc/cpuinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processor {
-    /// Who made it.
+    /// Maker of the processor.
     pub maker: Maker,
     /// `cpu family` on x86, the generation on POWER (9 for `POWER9`), else 0.
     pub family: u32,
     /// `model` on x86, `CPU part` on Arm, else 0.
     pub model: u32,
-    /// The CPU says that it runs in a virtual machine (x86 only; a POWER partition always has a hypervisor below it,
-    /// which lends the registers of a core with the core).
+    /// The CPU reports a virtual machine (x86 only). A POWER partition always has a hypervisor, which lends registers.
     pub virtualised: bool,
 }
 
 impl Processor {
-    /// Reads the first entry of `/proc/cpuinfo`; `None` when it is absent or says nothing that is known.
+    /// Reads the first entry of `/proc/cpuinfo`; `None` if it is absent or unknown.
     pub fn read(root: &Root) -> Option<Self> {
         Self::parse(&files::bytes(root, "/proc/cpuinfo", FIRST_ENTRY_MAX)?)
     }
 
-    /// The same of a text.
+    /// Parses the text of `/proc/cpuinfo`.
     pub fn parse(cpuinfo: &[u8]) -> Option<Self> {
         let value = |key: &str| {
             lines(cpuinfo).find_map(|line| {

@@ -1,61 +1,60 @@
-//! Reading what may block, in a thread of its own and for a bounded time.
+//! Reads that may block, in a separate thread and with a time limit.
 //!
-//! `cmdline`, `environ`, `maps`, `smaps` and the page tables of a process are read under its `mmap_lock`. A process that
-//! sits in a page fault on a file system that does not answer, or in a huge `mmap`, keeps that lock for as long as it
-//! likes, and whoever reads waits with it. The loop must not: it gives such reads to the one thread kept here and waits
-//! for a while. A thread that does not come back is left to its fate (it ends by itself when the lock is let go), the
-//! process is not asked again for some time, and a new thread takes over, as long as not too many are stuck.
+//! The kernel reads `cmdline`, `environ`, `maps`, `smaps` and page tables of a process under its `mmap_lock`. A process
+//! in a page fault on a hanging file system, or in a huge `mmap`, keeps that lock, and readers wait with it. The loop
+//! must not wait, so it gives such reads to one thread here, with a limit. A late thread is abandoned and ends by
+//! itself when the lock is released. The process then rests, and a new thread takes over, as long as few are stuck.
 //!
-//! Every such wait ends when the daemon is killed, and its locks are free then: the kernel waits for the lock so that SIGKILL
-//! ends it, and does not read `cmdline` and `environ` from mapped files at all (Linux 4.17). What can wait for good in a file
-//! system of a workload is opened by helper processes instead (`homeostat_helper`).
+//! Killing the daemon ends every such wait and frees its locks: SIGKILL interrupts the kernel's wait for the lock. The
+//! kernel does not read `cmdline` and `environ` from mapped files at all (Linux 4.17). Helper processes open files
+//! whose file system could hang for ever (`homeostat_helper`).
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a read of a few files of one process may take: they take microseconds, unless the lock is held.
+/// Limit for reading a few files of one process: they take microseconds, unless the lock is held.
 pub const PATIENCE: Duration = Duration::from_millis(250);
-/// A process that let us wait is not asked again for so long.
+/// Rest of a process after a late read.
 const REST: Duration = Duration::from_secs(30);
-/// Threads that may be stuck at the same time. Beyond it nothing is read until one of them comes back.
+/// Most threads stuck at the same time. Beyond it nothing is read until one of them returns.
 const STUCK_MAX: usize = 4;
-/// Processes that are remembered as stuck: each costs [`PATIENCE`], so there can not be many at a time.
+/// Most processes remembered as stuck: each costs [`PATIENCE`], so there cannot be many at a time.
 const SUSPECTS_MAX: usize = 1024;
 /// Stack of the thread: the parsers keep their data on the heap.
 const STACK_BYTES: usize = 256 * 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The process can not be inspected now.
+/// The process cannot be inspected now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("process {pid} cannot be inspected now: {why}")]
 pub struct NotNow {
-    /// Which.
+    /// Process id.
     pub pid: i32,
-    /// Why not.
+    /// Reason.
     pub why: WhyNotNow,
 }
 
-/// Why a process can not be inspected now.
+/// Reason why a process cannot be inspected now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WhyNotNow {
-    /// The read did not come back in time. From outside the two reasons for it can not be told apart.
+    /// The read did not return in time. From outside its two possible reasons look the same.
     #[error(
         "reading it took longer than {0:?}, because it keeps its address space locked (mmap_lock) or the machine is too busy"
     )]
     Slow(Duration),
-    /// It let us wait a short while ago.
+    /// Its last read was late a short while ago.
     #[error("reading it took too long a short while ago; it is asked again after a rest")]
     Resting,
-    /// A read of it has not come back yet.
+    /// A read of it has not returned yet.
     #[error("an earlier read of it has not come back yet")]
     Waiting,
-    /// As many reads as there may be have not come back.
+    /// The largest number of reads has not returned.
     #[error("reads of {STUCK_MAX} other processes have not come back yet")]
     Full,
-    /// No thread could be had, or it broke off.
+    /// No thread could be started, or it broke off.
     #[error("the reading thread is gone")]
     NoThread,
 }
@@ -69,9 +68,8 @@ struct Worker {
 pub struct Reader {
     worker: Option<Worker>,
     stuck: Vec<(i32, JoinHandle<()>)>,
-    /// Until when a process is not asked.
     suspects: BTreeMap<i32, Instant>,
-    /// For how long one that let us wait is not asked.
+    /// Rest of a process after a late read.
     rest: Duration,
 }
 
@@ -91,7 +89,7 @@ impl std::fmt::Debug for Reader {
 }
 
 impl Reader {
-    /// One that asks a process again so long after it let us wait.
+    /// A reader with this rest of a process after a late read.
     pub fn with_rest(rest: Duration) -> Self {
         Self {
             worker: None,
@@ -101,8 +99,7 @@ impl Reader {
         }
     }
 
-    /// Runs the job about this process and waits for it, at most for `patience`. What the job holds is dropped when it
-    /// comes back after all.
+    /// Runs the job about this process and waits at most `patience`. A late job's result is dropped when it returns.
     ///
     /// # Errors
     /// [`NotNow`].
@@ -120,14 +117,14 @@ impl Reader {
                 return not_now(WhyNotNow::Resting);
             }
         }
-        // One thread at most waits for a process, however long that hangs.
+        // At most one thread waits for a process, however long it hangs.
         self.stuck.retain(|(_, thread)| !thread.is_finished());
         if self.stuck.iter().any(|(waiting_for, _)| *waiting_for == pid) {
             return not_now(WhyNotNow::Waiting);
         }
         let (answer, reply) = sync_channel(1);
         let job: Job = Box::new(move || {
-            // Nobody may be waiting any more.
+            // The caller may have given up.
             let _ = answer.try_send(job());
         });
         let worker = match self.worker.take() {
@@ -146,7 +143,7 @@ impl Reader {
                 Ok(done)
             }
             Err(error) => {
-                // Its way to new jobs is closed by dropping the sender, so it ends when it comes back.
+                // Dropping the sender closes its queue, so the thread ends when it returns.
                 self.stuck.push((pid, worker.thread));
                 if self.suspects.len() < SUSPECTS_MAX {
                     self.suspects.insert(pid, Instant::now() + self.rest);
@@ -159,7 +156,7 @@ impl Reader {
         }
     }
 
-    /// Whether a process let us wait a short while ago.
+    /// Whether a process rests after a late read.
     pub fn suspects(&self, pid: i32) -> bool {
         self.suspects
             .get(&pid)

@@ -1,21 +1,16 @@
-//! Who reads files, and how: what came from storage, what was asked for, and what was read from beginning to end.
+//! Which processes read files, and how: bytes from storage, bytes requested, and bytes read in order.
 //!
-//! `/proc/PID/io` counts for each process what it got by read calls and what storage delivered on its behalf (faults on
-//! mapped files and read-ahead included); `/proc/PID/fdinfo` has the position of every open file. A program that reads a
-//! file from beginning to end moves a position by as much as it reads; one that reads here and there with `pread`, or
-//! through a mapping, moves none. One that reads many small files, or one of a second's length again and again (`tar`), is
-//! anywhere in them after a second: it is looked at twice, four milliseconds apart, and reads in order when its positions moved by
-//! what it called for meanwhile, or a file was opened and read from its beginning.
+//! `/proc/PID/io` counts the bytes of read calls and the bytes that storage delivered, with faults on mapped files and
+//! read-ahead. A sequential read moves the position in `/proc/PID/fdinfo` by as much as it reads. Scattered `pread`
+//! calls and mappings move none. A program that reads small files, or one short file again and again (`tar`), is
+//! anywhere in them a second later. Such a program is sampled twice, four milliseconds apart.
 //!
-//! A process that waits for a child inherits the child's counts (`wait_task_zombie` in Linux `kernel/exit.c`): a shell
-//! looks as if it had read what its commands read, all at once. That it has waited for one is seen from the CPU time of its
-//! children.
+//! A process that waits for a child inherits the child's counts (`wait_task_zombie` in Linux `kernel/exit.c`), so a
+//! shell seems to have read its commands' files at once. The CPU time of its children reveals that it has waited.
 //!
-//! Cost: one file per process, and one more per open file of those that read much. Who was seen to read in order is taken to go
-//! on so for five seconds, and its open files are not asked meanwhile. All of it is asked only while memory is
-//! short, and only of processes that work or wait for pages. Else what they read is counted only ([`ReadSensor::count`]): who gets
-//! much by read calls and little of it from storage works on pages of files that are in memory, if it has a file open to read: what
-//! files those that get much have open is looked at until one is found.
+//! Cost: one file per process, and one per open file of processes that read much. A finding of order holds for five
+//! seconds. Order is sampled only while memory is short, of processes that work or wait for pages. Otherwise bytes are
+//! only counted ([`ReadSensor::count`]).
 
 use crate::host::tick_length;
 use homeostat_kernel::Root;
@@ -27,30 +22,29 @@ use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// Processes of one workload that are looked at, oldest first.
+/// Most processes of one workload that are sampled, oldest first.
 const PROCESSES_MAX: usize = 64;
-/// Processes of one workload whose reads are counted while memory is not short, oldest first.
+/// Most processes of one workload whose reads are counted while memory is not short, oldest first.
 const COUNTED_MAX: usize = 8;
-/// Who got this much by read calls and not from storage between two such looks (bytes) is asked whether it reads a file at all.
+/// Bytes from read calls and not from storage between two counts, from which a process is checked for an open file.
 const FROM_MEMORY_MIN: u64 = 16 << 20;
-/// What names of open files begin with that are none of a disk, at most 16 bytes long.
+/// Beginnings of names of open files that are on no disk, at most 16 bytes long.
 const OF_NO_DISK: [&[u8]; 4] = [b"/dev/", b"/proc/", b"/sys/", b"/memfd:"];
-/// Open files of one process whose positions are looked at.
+/// Most open files of one process whose positions are read.
 const FILES_MAX: usize = 64;
-/// Who reads this much from storage between two looks (bytes), and most of what it calls for, is looked at more closely where
-/// its positions do not show how …
+/// Bytes from storage, and most of those requested, from which a process with unclear positions is sampled twice.
 const CLOSELY_MIN: u64 = 16 << 20;
-/// … so many processes at a time …
+/// Most processes sampled twice at one time.
 const CLOSELY_MAX: usize = 4;
-/// … for so long each …
+/// Time between the two samples.
 const A_MOMENT: Duration = Duration::from_millis(4);
-/// … in which it must have called for this much (bytes) to say something.
+/// Least bytes of read calls between the two samples for a result.
 const MOMENT_MIN: u64 = 64 << 10;
-/// What was seen of how a process reads is taken to hold for so long.
+/// Validity of a finding of how a process reads.
 const HOLDS: Duration = Duration::from_secs(5);
-/// A process that got less than this by read calls since it was looked at last is not asked for its positions.
+/// Bytes of read calls since the last sample from which the positions of a process are read.
 const CALLED_MIN: u64 = 4 * 1024 * 1024;
-/// Room for the names that the kernel gives of a directory at one time, in bytes.
+/// Room for one batch of directory names from the kernel, in bytes.
 const NAMES_BYTES: usize = 4096;
 /// Processes that are remembered.
 const KNOWN_MAX: usize = 4096;
@@ -86,41 +80,38 @@ pub fn parse_position(text: &[u8]) -> Option<u64> {
     lines(text).find_map(|line| words(line.strip_prefix(b"pos:")?).next().and_then(number))
 }
 
-/// The inode in `/proc/PID/fdinfo/N`; Linux tells it since 5.14.
+/// The inode in `/proc/PID/fdinfo/N`, reported since Linux 5.14.
 pub fn parse_inode(text: &[u8]) -> Option<u64> {
     lines(text).find_map(|line| words(line.strip_prefix(b"ino:")?).next().and_then(number))
 }
 
-/// Where an open file of a process is read.
+/// Read position in an open file of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Position {
-    /// Number of the open file.
     file: u32,
     at: u64,
-    /// 0 where it is not told.
+    /// 0 if the kernel does not report it.
     inode: u64,
 }
 
-/// Those of a process, by number, ascending.
 type Positions = Vec<Position>;
 
-/// What is remembered of a process.
 #[derive(Debug, Default)]
 struct Known {
-    /// When it was looked at last, as start times count (clock ticks since boot).
+    /// Time of the last sample, on the clock of start times (clock ticks since boot).
     at: u64,
     io: Io,
     /// CPU time of the children that it has waited for (ns).
     children_cpu: u64,
     positions: Positions,
-    /// What it had got by read calls when these were read.
+    /// Its bytes of read calls when the positions were read.
     called_then: u64,
-    /// Whether it reads in order, where that was seen, and until when that holds (as `at`).
+    /// Whether it reads in order, if that was seen, and until when that holds (as `at`).
     in_order: Option<(bool, u64)>,
 }
 
 impl Known {
-    /// Whether it reads in order, as it was seen lately.
+    /// Whether it reads in order, by a finding that still holds.
     fn order_at(&self, now: u64) -> Option<bool> {
         self.in_order
             .filter(|(_, until)| now < *until)
@@ -128,34 +119,33 @@ impl Known {
     }
 }
 
-/// What a process read since it was looked at last; all that it ever did where it is new.
+/// Reads of a process since the last sample; for a new process, since its birth.
 struct Since {
     is_new: bool,
-    /// It has waited for a child, whose counts are among its own now.
+    /// It has waited for a child, so its counts now include the child's.
     has_waited: bool,
-    /// Bytes that it ever got by read calls, and since then.
+    /// Bytes of read calls in all, and since the last sample.
     called_in_all: u64,
     called: u64,
     calls: u64,
     from_storage: u64,
 }
 
-/// The readers of the machine, between two looks.
+/// The processes of this machine that read files, between two samples.
 #[derive(Debug)]
 pub struct ReadSensor {
     root: Root,
     proc: Option<Directory>,
     known: BTreeMap<ProcessId, Known>,
     buffer: Vec<u8>,
-    /// For the names of a directory.
     names: Box<[MaybeUninit<u8>]>,
-    /// Positions that are being read; the buffer of one process becomes that of the next.
+    /// Positions being read; each process reuses the buffer of the one before.
     reading: Positions,
-    /// The second of two looks a moment apart.
+    /// The second of two samples a moment apart.
     near: Positions,
-    /// How long it holds what was seen of how a process reads (clock ticks).
+    /// Validity of a finding of how a process reads (clock ticks).
     holds: u64,
-    /// When processes were looked at so last (clock ticks since boot), and how many then.
+    /// Time of the last double samples (clock ticks since boot), and their number then.
     closely: (u64, usize),
 }
 
@@ -175,14 +165,14 @@ impl ReadSensor {
         }
     }
 
-    /// What a workload read since it was looked at last; nothing at the first look. `now` is the time as start times count
-    /// (clock ticks since boot); `children_cpu` tells the CPU time of the children that a process has waited for (ns).
+    /// Reads of a workload since its last sample (nothing at the first), at `now` on the clock of start times (clock
+    /// ticks since boot). `children_cpu` returns the CPU time of the children that a process has waited for (ns).
     pub fn look(&mut self, workload: &Workload, now: u64, children_cpu: impl Fn(ProcessId) -> u64) -> Reads {
         let mut sum = Reads::default();
         let known = workload.processes.iter().filter_map(|p| self.known.get(p));
         let looked_at = known.map(|k| k.at).max();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
-            // All that it has ever read it has read since.
+            // A process born since the last sample has read all its bytes since then.
             let is_born_since = looked_at.is_some_and(|at| process.start_ticks >= at);
             if let Some(reads) = self.look_at(*process, now, is_born_since, children_cpu(*process)) {
                 sum.by_ended += reads.by_ended;
@@ -195,9 +185,8 @@ impl ReadSensor {
         sum
     }
 
-    /// What a workload got by read calls and from storage since it was looked at last, and nothing of how it reads: one file for each
-    /// of its first processes. One that gets much from memory and has no file of a disk open to read gets it from a pipe or a socket, and
-    /// counts as reading nothing: the end of a pipeline has no use of the file cache.
+    /// Bytes of read calls and from storage since the last sample, without order: one file per process. A process that
+    /// reads a pipe or a socket counts as reading nothing, because the end of a pipeline has no use for the page cache.
     pub fn count(&mut self, workload: &Workload, now: u64, children_cpu: impl Fn(ProcessId) -> u64) -> Reads {
         let mut sum = Reads::default();
         for process in workload.processes.iter().take(COUNTED_MAX) {
@@ -216,7 +205,7 @@ impl ReadSensor {
         sum
     }
 
-    /// Reads the counters of a process; `None` where they cannot be read or as many processes are known as may be.
+    /// Reads the counters of a process; `None` if they cannot be read or too many processes are known.
     fn since(&mut self, process: ProcessId, now: u64, children_cpu: u64) -> Option<Since> {
         let io = self.io_of(process.pid)?;
         let is_new = !self.known.contains_key(&process);
@@ -237,7 +226,7 @@ impl ReadSensor {
         })
     }
 
-    /// How a process reads is to be seen anew, from two looks at its positions.
+    /// Drops the finding of how a process reads, so that two samples of its positions decide anew.
     fn forget_order(&mut self, process: ProcessId) {
         if let Some(known) = self.known.get_mut(&process) {
             known.positions.clear();
@@ -245,7 +234,7 @@ impl ReadSensor {
         }
     }
 
-    /// Whether a process that got so much by read calls got it from a pipe or a socket: it has no file open to read.
+    /// Whether a process with so many bytes of read calls read a pipe or a socket: it has no file open to read.
     fn is_fed(&mut self, pid: i32, got: u64) -> bool {
         let names = &mut self.names;
         let reads_a_file = |proc| reads_a_file(proc, pid, names);
@@ -264,7 +253,7 @@ impl ReadSensor {
         parse_io(text)
     }
 
-    /// Forgets processes that are not to be known any more.
+    /// Forgets the processes that `keep` refuses.
     pub fn retain(&mut self, keep: impl Fn(ProcessId) -> bool) {
         self.known.retain(|process, _| keep(*process));
     }
@@ -286,7 +275,7 @@ impl ReadSensor {
         if is_new && !is_born_since {
             return None;
         }
-        // Who reads from storage may have closed its file just now.
+        // A process that reads from storage may just have closed its file.
         if since.from_storage == 0 && self.is_fed(process.pid, called) {
             self.forget_order(process);
             return Some(Reads::default());
@@ -319,21 +308,21 @@ impl ReadSensor {
             &mut self.reading,
         );
         let moved = if is_new {
-            // From the beginning of each.
+            // At the first sample, each position counts from the beginning of the file.
             self.reading
                 .iter()
                 .fold(0, |sum: u64, position| sum.saturating_add(position.at))
         } else {
             moved_forward(&known.positions, &self.reading)
         };
-        // They may be older than the last look.
+        // The positions may be older than the last sample.
         let called_since = since
             .called_in_all
             .saturating_sub(std::mem::replace(&mut known.called_then, since.called_in_all));
         let mut forward = share(moved, called, called_since);
         std::mem::swap(&mut known.positions, &mut self.reading);
         let mut in_order = is_all_in_order(moved, called_since).then_some(true);
-        // Who reads small files, or one again and again, is anywhere after a second: a moment tells more.
+        // For small files, or one file read repeatedly, only two samples a moment apart show the order.
         let much = reads.from_storage.0 >= CLOSELY_MIN && reads.from_storage.0 >= called / 2;
         if forward < called / 2 && holds.is_none() && much && self.may_look_closely(now) {
             let reads_on = self.reads_on(process, since.called_in_all);
@@ -345,9 +334,9 @@ impl ReadSensor {
         if let (Some(in_order), Some(known)) = (in_order, self.known.get_mut(&process)) {
             known.in_order = Some((in_order, now.saturating_add(self.holds)));
         }
-        // Whoever jumps ahead in a file has not read what lies between.
+        // A jump ahead in a file does not read the bytes in between.
         reads.in_sequence = Bytes(forward.min(called));
-        // Whose own positions moved by most of it has read it itself.
+        // If its own positions moved by most of the bytes, the process itself has read them.
         if has_waited && forward < called / 2 {
             reads.by_ended = reads.from_storage;
         }
@@ -356,7 +345,7 @@ impl ReadSensor {
 }
 
 impl ReadSensor {
-    /// Whether one more process may be looked at twice at this time.
+    /// Whether one more process may be sampled twice at this time.
     fn may_look_closely(&mut self, now: u64) -> bool {
         if self.closely.0 != now {
             self.closely = (now, 0);
@@ -365,8 +354,7 @@ impl ReadSensor {
         self.closely.1 <= CLOSELY_MAX
     }
 
-    /// Whether a process that was just looked at, and had got so much by read calls then, reads on from where it was: looks
-    /// again, a moment later.
+    /// Whether a process, just sampled with so many bytes of read calls, reads on from its positions a moment later.
     fn reads_on(&mut self, process: ProcessId, called: u64) -> bool {
         let (Some(proc), Some(known)) = (self.proc.as_ref(), self.known.get(&process)) else {
             return false;
@@ -387,13 +375,13 @@ impl ReadSensor {
     }
 }
 
-/// Whether an open file may lie on a disk, by the beginning of its name. Others (`socket:`, `pipe:`, `anon_inode:`) have no `/` in
-/// front. Of one that may not it is not worth asking which one it is, which takes locks of a program that waits for many connections.
+/// Whether an open file may lie on a disk: names such as `socket:`, `pipe:`, `anon_inode:` do not begin with `/`.
+/// Details of such files are not read, because that takes locks of a program that waits for many connections.
 pub fn may_be_on_disk(name: &[u8]) -> bool {
     name.starts_with(b"/") && !OF_NO_DISK.iter().any(|beginning| name.starts_with(beginning))
 }
 
-/// Whether a process has a file of a disk open to read, among the first that it has open.
+/// Whether one of the first open files of a process is on a disk and open to read.
 fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bool {
     let Ok(directory) = proc.open_file(ProcessFile::new(pid, "fd").name()) else {
         return false;
@@ -409,7 +397,7 @@ fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bo
         if looked_at > FILES_MAX {
             break;
         }
-        // How it is open shows in the mode of the link (proc_pid_fd(5)), and what it is in the beginning of its name.
+        // The mode of the link shows how the file is open (proc_pid_fd(5)), and the beginning of its name the kind.
         let link = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
         if !link.is_ok_and(|link| link.st_mode & 0o400 != 0) {
             continue;
@@ -424,22 +412,21 @@ fn reads_a_file(proc: &Directory, pid: i32, names: &mut [MaybeUninit<u8>]) -> bo
     false
 }
 
-/// Whether positions moved by just what was called for, or twice that: who copies moves the position of the copy, too. Who jumps
-/// ahead in a large file moves a position by anything.
+/// Whether positions moved by the bytes requested or, for a copy, by twice that. Jumps move a position by anything.
 fn is_all_in_order(moved: u64, called: u64) -> bool {
     [called, called.saturating_mul(2)]
         .iter()
         .any(|sum| moved.abs_diff(*sum) <= called / 10)
 }
 
-/// The part of what positions moved by that falls on the last look: `called` of all that was called for since they were read.
+/// The last sample's part of the movement: `called` of all bytes requested since the positions were read.
 fn share(moved: u64, called: u64, called_since: u64) -> u64 {
     let part = u128::from(moved) * u128::from(called) / u128::from(called_since.max(called).max(1));
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// Whether positions moved by what was called for in a moment, or files were opened and read from their beginning. Who jumps
-/// about in a large file is farther away, or before where it was.
+/// Whether positions moved by the bytes requested in a moment, or files were opened and read from the beginning. After
+/// a jump the position is farther away, or behind.
 fn went_on(before: &[Position], now: &[Position], called: u64) -> bool {
     if called < MOMENT_MIN {
         return false;
@@ -453,16 +440,16 @@ fn went_on(before: &[Position], now: &[Position], called: u64) -> bool {
             .filter(|then| then.inode == position.inode && then.at <= position.at);
         match then {
             Some(then) => moved = moved.saturating_add(position.at - then.at),
-            // Opened since, from the beginning.
+            // Opened since the first sample, and read from the beginning.
             None if position.at > 0 && position.at <= called => return true,
             None => {}
         }
     }
-    // What is looked at first and last is not the same moment, and who copies moves the position of the copy, too.
+    // The first and the last file are not sampled at the same moment, and a copy also moves the position of its target.
     moved >= called / 2 && moved <= called.saturating_mul(3)
 }
 
-/// The positions of the open files of a process, as far as they are told.
+/// The positions of the open files of a process, as far as the kernel reports them.
 fn positions(
     proc: &Directory,
     pid: i32,
@@ -471,7 +458,7 @@ fn positions(
     found: &mut Positions,
 ) {
     found.clear();
-    // All at once: what a process has open changes from look to look.
+    // Reserved at once: the number of open files changes between samples.
     found.reserve_exact(FILES_MAX);
     let Ok(directory) = proc.open_file(ProcessFile::new(pid, "fdinfo").name()) else {
         return;

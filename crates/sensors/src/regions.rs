@@ -1,10 +1,10 @@
-//! The memory of a workload, region by region: mappings from `/proc/PID/maps`, what is in them from the page tables.
+//! The memory of a workload by region: mappings from `/proc/PID/maps`, their contents from the page tables.
 //!
-//! The page tables are read by short calls ([`Pagemap`]), because the kernel holds the address space of the process during
-//! each of them. `smaps` also shows what the program asked for (`VmFlags`), but walks each mapping under one hold. It is
-//! read up to the first mapping that is too long ([`walks::smaps`]); from there on the advice of a region is unknown, and the
-//! kernel itself refuses to convert what the program keeps in small pages. A captured machine has no page tables: there `smaps` tells
-//! everything.
+//! Short calls read the page tables ([`Pagemap`]), because the kernel holds the process's address space during each
+//! call. `smaps` also shows the program's advice (`VmFlags`), but walks each mapping under one hold. So it is read up
+//! to the first mapping that is too long ([`walks::smaps`]). The advice of later regions is unknown, and the kernel
+//! itself refuses to convert memory kept in small pages. A captured machine has no page tables: there `smaps` is the
+//! only source.
 
 use crate::reader::{NotNow, Reader};
 use crate::walks::InMemory;
@@ -19,21 +19,20 @@ use homeostat_model::{
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Most processes of one workload that are inspected: those with most resident memory.
+/// Most processes of one workload that are inspected, largest resident memory first.
 pub const PROCESSES_MAX: usize = 16;
 /// Most regions in one memory map.
 pub const REGIONS_MAX: usize = 512;
-/// No further process is begun after this time.
+/// No process begins after this time.
 pub const TIME_MAX: Duration = Duration::from_millis(200);
-/// Pieces in one look at the page tables, 1 GiB.
+/// Pieces in one read of the page tables, 1 GiB.
 const PIECES_PER_LOOK: u64 = 512;
-/// No further look at the page tables is begun after this time: enough for 100 GiB of small pages. Address space may be
-/// reserved by the tebibyte (address sanitizer, garbage collectors), and before `PAGEMAP_SCAN` each piece is a read of
-/// its own.
+/// No read of the page tables begins after this time, enough for 100 GiB of small pages. Sanitizers and garbage
+/// collectors reserve address space by the tebibyte, and before `PAGEMAP_SCAN` each piece is a read of its own.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(500);
-/// How long the list of mappings of one process may take.
+/// Limit for reading the list of mappings of one process.
 const MAPS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the look into the page tables may take: its own limit, and some room.
+/// Limit for reading the page tables: [`LOOK_TIME_MAX`] and some room.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 /// Most of one captured `smaps` that is read, in bytes: about 8000 mappings.
 const SMAPS_MAX: usize = 8 * 1024 * 1024;
@@ -67,7 +66,7 @@ pub struct Mapping {
     pub swapped: u64,
     /// `THPeligible`.
     pub eligible: bool,
-    /// Whether the kernel tells that.
+    /// Whether the kernel reports `THPeligible`.
     pub tells_eligible: bool,
     /// Whether `VmFlags` were read.
     pub tells_flags: bool,
@@ -93,7 +92,7 @@ pub fn parse_range(text: &[u8]) -> Option<(u64, u64)> {
     (start < end).then_some((start, end))
 }
 
-/// Whether the name of a mapping is that of shared memory without a file on disk.
+/// Whether a mapping with this name is shared memory without a file on disk.
 pub fn is_shared_memory(name: &[u8]) -> bool {
     [
         &b"/SYSV"[..],
@@ -136,8 +135,7 @@ fn parse_header(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// Parses `smaps`. Lines that are not understood are skipped; a cut text yields the mappings before the cut, the
-/// last one with what was there of it.
+/// Parses `smaps`. Unknown lines are skipped. A cut text yields the mappings before the cut, the last one in part.
 pub fn parse_smaps(text: &[u8]) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in lines(text) {
@@ -207,8 +205,8 @@ impl Mapping {
         })
     }
 
-    /// Whether the kernel refuses large pages to plain memory that it gives them to where all may have them: then the process
-    /// chose so (`PR_THP_DISABLE_EXCEPT_ADVISED`, which its status does not show).
+    /// Whether the kernel refuses large pages to plain memory although all memory may have them. Then the process chose
+    /// that (`PR_THP_DISABLE_EXCEPT_ADVISED`, which its status does not show).
     fn is_excepted(&self) -> bool {
         let is_plain = self.inode == 0 && (self.name.is_empty() || self.name == "[heap]");
         let fits = (self.end / PIECE).saturating_sub(self.start.div_ceil(PIECE)) > 0;
@@ -250,10 +248,10 @@ impl Mapping {
     }
 }
 
-/// Looks into the memory of a workload. Processes that end meanwhile are absent from the result.
+/// Inspects the memory of a workload. Processes that end meanwhile are absent from the result.
 ///
 /// # Errors
-/// A process that keeps its address space locked: the kernel would let us wait.
+/// A process that keeps its address space locked would make us wait.
 pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<MemoryMap, NotNow> {
     let begun = Instant::now();
     let mut map = MemoryMap {
@@ -263,7 +261,7 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
         truncated: false,
     };
     let largest = largest_processes(root, workload, &mut map);
-    // Shared memory and files by device, inode and offset: named through whoever maps most.
+    // Shared memory and files by device, inode and offset, named through the process that maps most.
     let mut named_once: BTreeMap<(String, u64, u64), usize> = BTreeMap::new();
     let all_may_have = gives_large_pages_to_all(root);
     let main = largest.first().map_or(0, |(process, _)| process.pid);
@@ -284,7 +282,7 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
         })?;
         let Some((mappings, cut)) = read else { continue };
         map.truncated |= cut;
-        // A live machine's `maps` does not tell that: see [`look_into`].
+        // A live machine's `maps` does not show that: see [`look_into`].
         if all_may_have && !map.disabled.contains(&process) && mappings.iter().any(Mapping::is_excepted) {
             map.disabled.push(process);
         }
@@ -338,7 +336,7 @@ pub fn inspect(root: &Root, workload: &Workload, reader: &mut Reader) -> Result<
     Ok(map)
 }
 
-/// Whether the kernel gives large pages to all memory that fits, unless somebody refused them.
+/// Whether the kernel gives large pages to all suitable memory that did not refuse them.
 pub fn gives_large_pages_to_all(root: &Root) -> bool {
     const BASE: &str = "/sys/kernel/mm/transparent_hugepage";
     let is = |file: &str, wanted: &[&str]| {
@@ -350,7 +348,6 @@ pub fn gives_large_pages_to_all(root: &Root) -> bool {
         && (is(own, &["always", "inherit"]) || files::text(root, &format!("{BASE}/{own}")).is_none())
 }
 
-/// A process whose mappings were listed.
 struct Member {
     process: ProcessId,
     /// `VmLck`.
@@ -359,7 +356,7 @@ struct Member {
     mappings: Vec<(u64, u64)>,
 }
 
-/// The members with most resident memory, and how much of it each has locked; also notes those with large pages disabled.
+/// The members with most resident memory, and the locked part of each. Also notes those with large pages disabled.
 fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> Vec<(ProcessId, Bytes)> {
     let mut buffer = Vec::new();
     let mut sizes: Vec<(u64, ProcessId, Bytes)> = Vec::new();
@@ -388,7 +385,7 @@ fn largest_processes(root: &Root, workload: &Workload, map: &mut MemoryMap) -> V
         .collect()
 }
 
-/// Reads a file of a process, after making sure that it is still the process meant.
+/// Reads a file of a process, after a check that the process is still the same.
 pub(crate) fn read_of<'b>(
     root: &Root,
     process: ProcessId,
@@ -396,7 +393,7 @@ pub(crate) fn read_of<'b>(
     buffer: &'b mut Vec<u8>,
     limit: usize,
 ) -> Option<Text<'b>> {
-    // The directory stays that of this process even if its number is reused: opened once, checked, then read.
+    // An open directory stays with this process even if its number is reused: open, check, then read.
     let directory = files::Directory::open(root, &format!("/proc/{}", process.pid)).ok()?;
     let stat = directory
         .read_record(c"stat", buffer)
@@ -411,8 +408,8 @@ pub(crate) fn read_of<'b>(
     directory.read(inside, buffer, limit).ok()
 }
 
-/// Fills in what the page tables tell of each region, and what the program asked for. Memory that can be converted comes
-/// first, and small regions before large ones, so that reserved address space does not use up the time.
+/// Adds the page tables' facts and the program's advice to each region. Convertible and small regions come first, so
+/// that reserved address space does not use up the time.
 fn look_into(root: &Root, map: &mut MemoryMap, members: &[Member]) {
     let deadline = Instant::now() + LOOK_TIME_MAX;
     let all_may_have = gives_large_pages_to_all(root);
@@ -467,7 +464,7 @@ fn look_into(root: &Root, map: &mut MemoryMap, members: &[Member]) {
                 None => {
                     region.referenced = region.resident;
                     region.advice = MemoryAdvice::Unknown;
-                    // Who locks memory locks all of it, or as much as this.
+                    // A process locks all its memory, or at least this much.
                     region.locked = member.locked >= region.length;
                     region.eligible = true;
                 }
@@ -476,12 +473,11 @@ fn look_into(root: &Root, map: &mut MemoryMap, members: &[Member]) {
     }
 }
 
-/// Whether the region may be converted.
 fn is_candidate(region: &MemoryRegion) -> bool {
     matches!(region.kind, MemoryKind::Anonymous | MemoryKind::Shared) && region.aligned
 }
 
-/// Fills in the state of the pieces of a region; `None` when there was no time for all of them.
+/// Reads the state of a region's pieces; `None` if time ran out.
 fn look_into_pieces(pagemap: &mut Pagemap, region: &mut MemoryRegion, deadline: Instant) -> Option<InMemory> {
     let candidate = is_candidate(region);
     let mut memory = InMemory::default();
@@ -521,18 +517,18 @@ fn look_into_pieces(pagemap: &mut Pagemap, region: &mut MemoryRegion, deadline: 
     complete.then_some(memory)
 }
 
-/// Memory of one process at a glance.
+/// Memory of one process in brief.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Glance {
     /// `RssAnon`.
     pub anonymous: Bytes,
     /// `RssShmem`.
     pub shared: Bytes,
-    /// Resident in all.
+    /// Resident in total.
     pub resident: Bytes,
 }
 
-/// Parses the resident memory by kind from `/proc/PID/status`: counters, so it costs the same for any size.
+/// Parses the resident memory by kind from `/proc/PID/status`: counters, so the cost does not depend on the size.
 pub fn parse_glance(status: &[u8]) -> Glance {
     let kib = |key| Bytes::from_kib(keyed(status, key).unwrap_or(0));
     Glance {
@@ -551,14 +547,14 @@ pub fn parse_rollup(rollup: &[u8]) -> Option<(Bytes, Bytes)> {
     ))
 }
 
-/// Reads the status of a process at a glance.
+/// Reads [`Glance`] from the status of a process.
 pub fn glance(root: &Root, process: ProcessId, buffer: &mut Vec<u8>) -> Option<Glance> {
     read_of(root, process, "status", buffer, files::SMALL_FILE_MAX)
         .and_then(Text::whole)
         .map(parse_glance)
 }
 
-/// Memory of a process that is mapped by large pages, private and shared; `None` where that cannot be told in time.
+/// Memory of a process in large pages, private and shared; `None` if that cannot be known in time.
 pub fn in_large_pages(root: &Root, process: ProcessId, time: Duration) -> Option<(Bytes, Bytes)> {
     if !root.is_live() {
         let mut buffer = Vec::new();

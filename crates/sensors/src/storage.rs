@@ -1,9 +1,9 @@
-//! Storage that a program or another machine answers for.
+//! Storage that a program or another machine serves (FUSE, networks).
 //!
-//! Who touches a page of it waits for an answer, and may hold its address space meanwhile: FUSE waits like for an alarm, not like
-//! for a disk, so that nothing about the thread shows it. So nothing is counted in a process that has such storage mapped. What
-//! kind of storage a device is, is read from the list of mounts (proc(5), `mountinfo`), never asked of the storage itself, which may
-//! not answer.
+//! Access to a mapped page of such storage waits for an answer, and may hold the address space meanwhile. FUSE waits
+//! like a sleep, not like a disk read, so the thread's state does not reveal it. So nothing is counted in a process
+//! that maps such storage. The list of mounts (proc(5), `mountinfo`) gives the kind of a device without asking the
+//! storage.
 
 use crate::patient::patiently;
 use homeostat_kernel::process::{open_process, text_of};
@@ -15,7 +15,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 
-/// Most that is read of a list of mappings.
+/// Most bytes read of a list of mappings.
 pub const MAPS_MAX: usize = 4 * 1024 * 1024;
 /// File systems whose pages come from memory or from a disk of this machine, and the kernel's own.
 const ORDINARY: &[&str] = &[
@@ -47,25 +47,22 @@ const ORDINARY: &[&str] = &[
     "xfs",
     "zfs",
 ];
-/// File systems that show the files of others.
 const LAYERS: &str = "overlay";
-/// Layers upon layers that are followed.
 const DEPTH_MAX: usize = 3;
-/// Most that is read of a list of mounts.
 const MOUNTS_MAX: usize = 1024 * 1024;
 
-/// Devices of memory that is mapped like a file and lies on no mount.
+/// Devices of memory that is mapped like a file and has no mount.
 static INTERNAL: LazyLock<BTreeSet<(u32, u32)>> = LazyLock::new(internal_files::devices);
 
 /// Device and inode, as a list of mappings gives them.
 pub type DeviceInode = ((u32, u32), u64);
 
-/// Why nothing is put into a program, or taken out of it.
+/// Reason why nothing is inserted into a program, or removed from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It may pass: it is worth to look again soon.
+    /// It may pass, so a new check soon is worthwhile.
     Now(String),
-    /// It lasts as long as the program runs as it does.
+    /// It lasts as long as the program runs this way.
     Lasting(String),
 }
 
@@ -90,7 +87,7 @@ impl From<&str> for Refusal {
 }
 
 impl Refusal {
-    /// As an error of a meter: what may pass is `Busy`.
+    /// As an error of a meter: `Now` becomes `Busy`.
     pub fn error(self, what: &str) -> PlatformError {
         let what = what.to_owned();
         match self {
@@ -100,22 +97,18 @@ impl Refusal {
     }
 }
 
-/// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
     device: (u32, u32),
     point: String,
     kind: String,
-    /// Options of the storage itself.
     options: String,
 }
 
-/// A list of mounts.
 #[derive(Clone, Debug, Default)]
 struct Mounts(Vec<Mount>);
 
 impl Mounts {
-    /// Those that a process sees.
     fn of(root: &Root, process: &str) -> Option<Self> {
         let path = root.path(&format!("/proc/{process}/mountinfo"));
         let file = std::fs::File::open(path).ok()?;
@@ -132,7 +125,7 @@ impl Mounts {
         self.0.iter().find(|m| m.device == device)
     }
 
-    /// The mount that holds a path: of those it lies below the longest, of several there the last.
+    /// The mount that holds a path: the longest one above it, and the last of several there.
     fn holds(&self, path: &str) -> Option<&Mount> {
         let below = |point: &str| {
             point == "/"
@@ -164,7 +157,7 @@ fn mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// Without the escapes of the list (`\040` for a space).
+/// Removes the escapes of the list (`\040` for a space).
 fn plain(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -187,22 +180,21 @@ fn plain(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// What is known of a process's surroundings.
 struct View {
-    /// Mounts that it sees itself, and those that we see.
+    /// Mounts in the process's view, and in ours.
     its: Mounts,
     ours: Mounts,
-    /// It lives in a name space of users of its own, in which it may have mounted layers of anything.
+    /// It has its own user name space, in which it may have mounted any layers.
     own_users: bool,
 }
 
 impl View {
-    /// Whether what a process has mapped comes from memory or a disk of this machine.
+    /// Whether a mapping comes from memory or a disk of this machine.
     ///
     /// # Errors
-    /// A sentence: somebody answers for it, or that cannot be told.
+    /// A sentence: another program or machine serves it, or that cannot be known.
     fn allow(&self, device: (u32, u32), path: &str) -> Result<(), String> {
-        // What lies on no mount has a name that no path can be.
+        // A file without a mount has a name that no path can have.
         let nameless = !path.starts_with('/') && !path.starts_with("(unreachable)");
         if INTERNAL.contains(&device) || nameless {
             return Ok(());
@@ -236,15 +228,15 @@ impl View {
                 "it cannot be told where they lie: the process lives in a name space of users of its own",
             );
         }
-        // Those that have no full path were named from a directory beside the one that is written to (containerd, where there
-        // are many). Only root mounts layers outside of such a name space.
+        // Layers without a full path were named relative to a directory next to the written one (containerd, with many
+        // layers). Only root mounts layers outside such a name space.
         let mut layers = layers(&mount.options);
         layers.retain(|layer| layer.starts_with('/'));
         if layers.is_empty() || depth == 0 {
             return unknown("it cannot be told where they lie: the list of mounts has no full path");
         }
         for layer in layers {
-            // Whoever mounted them may have seen the one or the other there.
+            // The mounting process may have had either view.
             for holder in [self.ours.holds(&layer), self.its.holds(&layer)]
                 .into_iter()
                 .flatten()
@@ -274,7 +266,7 @@ fn layers(options: &str) -> Vec<String> {
     found.into_iter().map(|d| d.replace('\\', "")).collect()
 }
 
-/// The parts of a text between separators that no `\` stands before.
+/// Splits a text at separators without a `\` before them.
 fn split(text: &str, separator: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut escaped = false;
@@ -303,11 +295,11 @@ pub fn parse(text: &str) {
     }
 }
 
-/// Where a process has memory now that nobody answers for: of no file, or of one that the kernel keeps for itself (memfd). Who reads it
-/// waits for nobody, as long as that lasts. Its list of mappings is read anew.
+/// Ranges of a process's memory that nobody serves: without a file, or with a file in kernel memory (memfd). Reading
+/// them never waits, as long as that lasts. The list of mappings is read anew.
 ///
 /// # Errors
-/// A sentence: it has mapped storage that does not come from memory or a disk of this machine, or that cannot be told.
+/// A sentence: it maps storage other than memory or a disk of this machine, or that cannot be known.
 pub fn own_memory(root: &Root, process: ProcessId) -> Result<Vec<(u64, u64)>, Refusal> {
     let unknown =
         |why: &str| Refusal::Now(format!("what process {process} has mapped cannot be told: {why}"));
@@ -319,15 +311,15 @@ pub fn own_memory(root: &Root, process: ProcessId) -> Result<Vec<(u64, u64)>, Re
     Ok(text.lines().filter_map(own_range).collect())
 }
 
-/// The list of mappings of a process; `None` when it cannot be read whole, or not in time.
+/// The list of mappings of a process; `None` if it cannot be read completely and in time.
 pub fn maps(process: ProcessId, dir: OwnedFd) -> Option<String> {
     patiently(process.pid, move || text_of(&dir, "maps", MAPS_MAX))
         .ok()?
         .ok()
 }
 
-/// The file of a line of a list of mappings: `start-end perms offset device inode path`. The kernel goes through all mappings of
-/// the file, also those that hold data.
+/// The file in a line of a list of mappings: `start-end perms offset device inode path`. The kernel goes through all
+/// mappings of the file, also those with data.
 pub fn file_of(line: &str) -> Option<(DeviceInode, &str)> {
     let mut fields = line.splitn(6, ' ').skip(3);
     let (major, minor) = fields.next()?.split_once(':')?;
@@ -339,14 +331,14 @@ pub fn file_of(line: &str) -> Option<(DeviceInode, &str)> {
     ))
 }
 
-/// Whether a process has mapped only memory and storage that nobody else answers for, so that reading it waits for nobody.
+/// Whether a process maps only memory and storage that nobody else serves, so that reading it never waits.
 pub fn maps_only_its_own(root: &Root, process: ProcessId) -> bool {
     own_memory(root, process).is_ok()
 }
 
-/// From and to of a line of a list of mappings, if nobody answers for that memory.
+/// Begin and end in a line of a list of mappings, if nobody serves that memory.
 fn own_range(line: &str) -> Option<(u64, u64)> {
-    // One whose device is not understood may be anything.
+    // A mapping with an unreadable device may be anything.
     let inode = line.split(' ').nth(4)?;
     let is_own = inode == "0" || file_of(line).is_some_and(|((device, _), _)| INTERNAL.contains(&device));
     let (from, to) = line.split(' ').next()?.split_once('-')?;
@@ -354,10 +346,10 @@ fn own_range(line: &str) -> Option<(u64, u64)> {
     Some((hex(from)?, hex(to)?)).filter(|(from, to)| is_own && from < to)
 }
 
-/// Whether all that a process has mapped comes from memory or a disk of this machine.
+/// Whether all mappings of a process come from memory or a disk of this machine.
 ///
 /// # Errors
-/// A sentence: something does not, or that cannot be told.
+/// A sentence: one does not, or that cannot be known.
 pub fn allow_mapped<'a>(
     root: &Root,
     process: ProcessId,
@@ -365,14 +357,14 @@ pub fn allow_mapped<'a>(
 ) -> Result<(), Refusal> {
     let mut devices: BTreeMap<(u32, u32), &str> = BTreeMap::new();
     for ((device, _), path) in mapped {
-        // Of each device the name that is the least like the kernel's own.
+        // Keeps for each device the name least like the kernel's own.
         let known = devices.entry(device).or_insert(path);
         if path.starts_with('/') {
             *known = path;
         }
     }
     let Some(its) = Mounts::of(root, &process.pid.to_string()) else {
-        // It has ended, then its mappings concern nobody; or it cannot be looked at.
+        // Either it has ended, and its mappings no longer matter, or it cannot be read.
         return match open_process(root, process) {
             Err(homeostat_platform::PlatformError::Vanished { .. }) => Ok(()),
             _ => Err(Refusal::Now(format!(
@@ -395,7 +387,6 @@ pub fn allow_mapped<'a>(
     Ok(())
 }
 
-/// The name space of users of a process, as a text that is only good for comparing.
 fn users(root: &Root, process: &str) -> Option<Vec<u8>> {
     let path = root.path(&format!("/proc/{process}/ns/user"));
     let link = std::fs::read_link(path).ok()?;

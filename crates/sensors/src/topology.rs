@@ -1,12 +1,12 @@
 //! The shape of the machine: CPUs, cores, packages, last-level caches, NUMA nodes and their distances.
 //!
-//! Sources: `/sys/devices/system/{cpu,node}` (Linux Documentation/admin-guide/cputopology.rst, ABI/stable/
-//! sysfs-devices-node), `/proc/cpuinfo`, `/proc/meminfo`. Every part that a container or an old kernel hides has
-//! a plain replacement: one core per CPU, one package, one cache per package, one node with all memory.
+//! Sources: `/sys/devices/system/{cpu,node}` (Linux Documentation/admin-guide/cputopology.rst,
+//! ABI/stable/sysfs-devices-node), `/proc/cpuinfo`, `/proc/meminfo`. A hidden part (container, old kernel) has a simple
+//! replacement: one core per CPU, one package, one cache per package, one node with all memory.
 //!
-//! [`read`] gives what the strategies need; [`describe`] gives everything there is to see, for people: each level of
-//! cache, kinds of cores, rated latency and bandwidth of memory (Documentation/admin-guide/mm/numaperf.rst), memory
-//! tiers (ABI/testing/sysfs-kernel-mm-memory-tiers), and the node of each disk, network interface and accelerator.
+//! [`read`] gives what the strategies need. [`describe`] adds, for people: all cache levels, kinds of cores, rated
+//! memory speed (Documentation/admin-guide/mm/numaperf.rst), memory tiers (ABI/testing/sysfs-kernel-mm-memory-tiers),
+//! nodes of devices.
 
 use homeostat_kernel::bytes::{keyed, lines, list, number, size, words};
 use homeostat_kernel::{Root, files};
@@ -18,24 +18,22 @@ use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Most NUMA nodes that are looked at (`MAX_NUMNODES` of the largest kernels in use is 1024).
+/// Most NUMA nodes that are read (`MAX_NUMNODES` of the largest kernels in use is 1024).
 const NODES_MAX: usize = 1024;
-/// Most cache levels of one CPU.
 const CACHES_MAX: u32 = 16;
-/// Most disks, interfaces and accelerators that are listed.
 const DEVICES_MAX: usize = 1024;
 /// Most classes of access to a node's memory (two are defined).
 const CLASSES_MAX: u32 = 4;
-/// Step between the rated performance of two kinds of cores. A field report has 208 for full cores and 119 for compact ones,
-/// a step of 1.75. Ranks of equal cores follow each other in steps of a few points of 255.
+/// Least ratio between the rated performance of two kinds of cores. A field report has 208 for full cores and 119 for
+/// compact ones, a ratio of 1.75. Ranks of equal cores differ by a few points of 255.
 const COMPACT_STEP: f64 = 1.3;
-/// Directories that are climbed in search of the node of a device: bridges nest a few levels deep.
+/// Most directories climbed to find the node of a device: bridges nest a few levels deep.
 const CLIMB_MAX: usize = 16;
 
-/// Reads the machine, without its capabilities. What cannot be is made a machine that can be ([`Machine::repair`]).
+/// Reads the machine without its capabilities. Impossible facts are repaired ([`Machine::repair`]).
 ///
 /// # Errors
-/// `Unsupported` when `/proc` is not there, `Malformed` when it does not tell how much memory there is.
+/// `Unsupported` when `/proc` is not there, `Malformed` when it does not report the amount of memory.
 pub fn read(root: &Root) -> Result<Machine, PlatformError> {
     let (machine, _) = read_and_repair(root)?;
     if machine.memory.0 == 0 {
@@ -47,10 +45,10 @@ pub fn read(root: &Root) -> Result<Machine, PlatformError> {
     Ok(machine)
 }
 
-/// As [`read`], with a sentence for each part that cannot be as it is told. The memory may be told as zero (some containers).
+/// As [`read`], with a sentence for each repaired fact. Zero memory is allowed (some containers report it).
 ///
 /// # Errors
-/// As [`read`], but for that.
+/// As [`read`], except for zero memory.
 pub fn read_and_repair(root: &Root) -> Result<(Machine, Vec<String>), PlatformError> {
     let mut machine = as_told(root)?;
     let told = machine.repair();
@@ -96,19 +94,19 @@ fn as_told(root: &Root) -> Result<Machine, PlatformError> {
     })
 }
 
-/// CPUs that somebody took out of general use, by how.
+/// CPUs taken out of general use, by method.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAside {
-    /// Without load balancing since the boot: `isolcpus=`.
+    /// Without load balancing since boot: `isolcpus=`.
     pub isolated: BTreeSet<u32>,
-    /// Without the timer tick, `nohz_full=`: programs may run there, but whoever asked for that wants them elsewhere.
+    /// Without the timer tick, `nohz_full=`: programs may run there, but the administrator wants them elsewhere.
     pub tickless: BTreeSet<u32>,
-    /// Given to one control group alone, with or without load balancing: a partition of cpusets (version 2).
+    /// Given to one control group alone, with or without load balancing: a cpuset partition (cgroup v2).
     pub partitioned: BTreeSet<u32>,
 }
 
 impl SetAside {
-    /// Reads it (ABI/testing/sysfs-devices-system-cpu, Documentation/admin-guide/cgroup-v2.rst).
+    /// Reads them (ABI/testing/sysfs-devices-system-cpu, Documentation/admin-guide/cgroup-v2.rst).
     pub fn read(root: &Root) -> Self {
         Self {
             isolated: set(root, "/sys/devices/system/cpu/isolated").unwrap_or_default(),
@@ -119,9 +117,9 @@ impl SetAside {
         }
     }
 
-    /// Those without the timer tick alone.
+    /// Only the CPUs without the timer tick.
     pub fn tickless(root: &Root) -> BTreeSet<u32> {
-        // "(null)" where the kernel can but was not told to.
+        // "(null)" where the kernel supports it but has no such CPUs.
         set(root, "/sys/devices/system/cpu/nohz_full").unwrap_or_default()
     }
 
@@ -137,14 +135,12 @@ impl SetAside {
     }
 }
 
-/// CPUs that a file lists.
 fn set(root: &Root, path: &str) -> Option<BTreeSet<u32>> {
     let cpus = files::text(root, path).and_then(|t| list(t.as_bytes()))?;
     Some(cpus.into_iter().collect())
 }
 
-/// Online CPUs that the root of the control groups has given away to partitions below it: what is in effect there is the
-/// rest. A container sees the root of its own, which has a cpuset that was set, and is told nothing about others.
+/// CPUs that the root control group gave to partitions; none are seen in a container, whose root has a cpuset setting.
 fn partitioned(root: &Root, online: &BTreeSet<u32>) -> BTreeSet<u32> {
     for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         let Some(effective) = files::text(root, &format!("{mount}/cpuset.cpus.effective")) else {
@@ -159,13 +155,14 @@ fn partitioned(root: &Root, online: &BTreeSet<u32>) -> BTreeSet<u32> {
     BTreeSet::new()
 }
 
-/// What changes when CPUs, nodes or memory come and go (hot-plug), or are set aside: cheap to read, compared to notice a new topology.
+/// Facts that change when CPUs, nodes or memory come and go (hot-plug), or are set aside. They are cheap to read, and a
+/// difference signals a new topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Online {
     cpus: Option<String>,
     nodes: Option<String>,
     nodes_with_memory: Option<String>,
-    /// A partition of cpusets was made or dissolved.
+    /// Changes when a cpuset partition is made or dissolved.
     set_aside: SetAside,
 }
 
@@ -181,7 +178,7 @@ impl Online {
     }
 }
 
-/// The id of this boot; where the kernel hides it (some containers), its boot time.
+/// The id of this boot; where the kernel hides it (some containers), the boot time.
 fn boot_id(root: &Root) -> String {
     files::text(root, "/proc/sys/kernel/random/boot_id")
         .filter(|t| !t.is_empty())
@@ -213,8 +210,8 @@ fn cpu_model(cpuinfo: &[u8]) -> String {
         )
 }
 
-/// Size of the base page. A captured machine tells it by the auxiliary vector of a program, or by the configuration of its
-/// kernel; else a table of entries of 8 bytes fills a page, which gives the large page its size.
+/// Size of the base page. On a captured machine: from a program's auxiliary vector, the kernel's configuration, or the
+/// large page (a table of 8-byte entries fills a page).
 pub fn page_size(root: &Root) -> Bytes {
     let own = Bytes(rustix::param::page_size() as u64);
     if root.is_live() {
@@ -238,8 +235,7 @@ pub fn page_size(root: &Root) -> Bytes {
         .map_or(own, Bytes)
 }
 
-/// Size of the large page that goes with a page, in bytes: what one page full of entries of 8 bytes maps. Source: `PMD_SIZE` of
-/// x86-64 and arm64 in the kernel.
+/// Large page of a page size: range of a page full of 8-byte entries (kernel's `PMD_SIZE` of x86-64 and arm64).
 pub(super) fn large_page_of(page: u64) -> u64 {
     page.saturating_mul(page / 8)
 }
@@ -280,8 +276,7 @@ fn page_size_by_config(config: &[u8]) -> Option<u64> {
     })
 }
 
-/// The hypervisor's name. On x86 the CPU flag `hypervisor` says that there is one, and firmware tables say which. Elsewhere
-/// the firmware tells both.
+/// The hypervisor's name, from firmware tables. On x86 the CPU flag `hypervisor` shows that there is one.
 fn hypervisor(root: &Root, cpuinfo: &[u8]) -> Option<String> {
     let flags = cpuinfo_value(cpuinfo, "flags");
     let flagged = flags.is_some_and(|f| words(f).any(|w| w == b"hypervisor"));
@@ -304,14 +299,13 @@ fn hypervisor(root: &Root, cpuinfo: &[u8]) -> Option<String> {
     if flagged {
         return Some(named.unwrap_or_else(|| "unknown".to_owned()));
     }
-    // The flag is there on every x86 machine that has flags.
     if flags.is_some() {
         return None;
     }
     let board = told("/sys/class/dmi/id/board_vendor");
     let bios = told("/sys/class/dmi/id/bios_vendor");
     let firmware = [&vendor, &product, &board, &bios];
-    // A cloud also rents whole machines, and says so in the name of the product.
+    // Clouds also rent whole machines, and the product name says so.
     let whole = product
         .as_deref()
         .is_some_and(|p| p.ends_with(".metal") || p.contains("-metal"));
@@ -348,8 +342,7 @@ fn hypervisor(root: &Root, cpuinfo: &[u8]) -> Option<String> {
         })
 }
 
-/// How the fields of the firmware tables of virtual machines begin. Source: systemd, `src/basic/virt.c`,
-/// `detect_vm_dmi_vendor`; and the product names of Google's and Microsoft's virtual machines.
+/// Beginnings of virtual firmware fields: systemd's `src/basic/virt.c`, `detect_vm_dmi_vendor`; Google, Microsoft.
 const VIRTUAL_FIRMWARE: [&str; 17] = [
     "KVM",
     "OpenStack",
@@ -370,7 +363,6 @@ const VIRTUAL_FIRMWARE: [&str; 17] = [
     "Virtual Machine",
 ];
 
-/// NUMA nodes with their CPUs.
 fn read_nodes(root: &Root) -> Vec<(NumaNode, Vec<u32>)> {
     let mut nodes = Vec::new();
     for id in files::numbered(root, "/sys/devices/system/node", "node")
@@ -393,7 +385,6 @@ fn read_nodes(root: &Root) -> Vec<(NumaNode, Vec<u32>)> {
         nodes.push((
             NumaNode {
                 id: NodeId(id),
-                // `Node 0 MemTotal:       24684084 kB`.
                 memory: NodeAmounts::parse(&meminfo).total,
                 distances,
             },
@@ -403,7 +394,6 @@ fn read_nodes(root: &Root) -> Vec<(NumaNode, Vec<u32>)> {
     nodes
 }
 
-/// Online CPUs and the size of the largest last-level cache.
 fn read_cpus(root: &Root, cpuinfo: &[u8], nodes: &[(NumaNode, Vec<u32>)]) -> (Vec<Cpu>, Bytes) {
     let online = files::text(root, "/sys/devices/system/cpu/online")
         .and_then(|t| list(t.as_bytes()))
@@ -430,8 +420,7 @@ fn read_cpus(root: &Root, cpuinfo: &[u8], nodes: &[(NumaNode, Vec<u32>)]) -> (Ve
             .iter()
             .find(|(_, cpus)| cpus.binary_search(&id).is_ok())
             .map_or(first_node, |(n, _)| n.id);
-        // Where caches are not described, all CPUs of a package on one node count as sharing one: places that nobody
-        // can tell apart are one place.
+        // Without described caches, CPUs of one package and node count as sharing one: the places look the same.
         let (llc, llc_bytes) = last_level_cache(root, &base).unwrap_or_else(|| {
             let first = cpus
                 .iter()
@@ -475,7 +464,6 @@ fn processors(root: &Root, cpuinfo: &[u8]) -> Vec<u32> {
     found
 }
 
-/// The highest-level data or unified cache of a CPU: its domain and size.
 fn last_level_cache(root: &Root, cpu: &str) -> Option<(LlcId, Bytes)> {
     let mut best: Option<(u64, LlcId, Bytes)> = None;
     for index in 0..CACHES_MAX {
@@ -502,7 +490,7 @@ fn last_level_cache(root: &Root, cpu: &str) -> Option<(LlcId, Bytes)> {
     best.map(|(_, id, bytes)| (id, bytes))
 }
 
-/// Everything there is to see of the machine's shape.
+/// Every visible fact about the machine's shape.
 ///
 /// # Errors
 /// As [`read`].
@@ -559,7 +547,7 @@ pub fn describe(root: &Root) -> Result<Topology, PlatformError> {
     })
 }
 
-/// Kinds of cores by CPU: Intel's hybrids have an event source per kind, with its list of CPUs.
+/// Kinds of cores by CPU: Intel's hybrids have one event source per kind, with its list of CPUs.
 fn kinds_of_cores(root: &Root) -> BTreeMap<u32, &'static str> {
     let mut kinds = BTreeMap::new();
     for (source, kind) in [
@@ -579,8 +567,7 @@ fn kinds_of_cores(root: &Root) -> BTreeMap<u32, &'static str> {
     kinds
 }
 
-/// AMD's compact cores: the firmware rates their highest performance far lower (ACPI CPPC). Ranks of equal cores, by which
-/// a scheduler prefers some, follow each other in small steps.
+/// AMD's compact cores: firmware rates their highest performance far lower (ACPI CPPC); equal cores differ little.
 fn compact_cores(root: &Root) -> BTreeMap<u32, &'static str> {
     let online = set(root, "/sys/devices/system/cpu/online").unwrap_or_default();
     let rated: BTreeMap<u32, u64> = online
@@ -609,8 +596,7 @@ fn compact_cores(root: &Root) -> BTreeMap<u32, &'static str> {
         .collect()
 }
 
-/// One die per package, one speed for all, or a cluster that is just a core or a package: the kernel reports these on
-/// every machine, and they say nothing.
+/// Removes levels without information: one die per package, one speed for all, a cluster equal to a core or a package.
 fn forget_what_tells_nothing(cpus: &mut [LogicalCpu]) {
     let dies: BTreeSet<(u32, Option<u32>)> = cpus.iter().map(|c| (c.package, c.die)).collect();
     let packages: BTreeSet<u32> = cpus.iter().map(|c| c.package).collect();
@@ -623,7 +609,7 @@ fn forget_what_tells_nothing(cpus: &mut [LogicalCpu]) {
             clusters_of.entry(cpu.package).or_default().insert(cluster);
         }
     }
-    // On hybrids a cluster is one big core here and four small ones there: then all are kept.
+    // On hybrids a cluster is one big core here and four small ones there, so all clusters are kept.
     let larger = cores_of.values().any(|cores| cores.len() > 1);
     let smaller = clusters_of.values().any(|clusters| clusters.len() > 1);
     for cpu in cpus {
@@ -639,7 +625,7 @@ fn forget_what_tells_nothing(cpus: &mut [LogicalCpu]) {
     }
 }
 
-/// Each cache once, whoever of its CPUs tells of it.
+/// Each cache once, whichever of its CPUs reports it.
 fn caches(root: &Root, cpus: &[LogicalCpu]) -> Vec<Cache> {
     let mut found: BTreeMap<(u32, CacheKind, u32), Cache> = BTreeMap::new();
     for cpu in cpus {
@@ -675,7 +661,7 @@ fn caches(root: &Root, cpus: &[LogicalCpu]) -> Vec<Cache> {
     found.into_values().collect()
 }
 
-/// A cache that is told to span nodes is listed at each of them, with its share by CPUs.
+/// A cache reported to span nodes is listed at each of them, with its share by CPUs.
 fn one_cache_per_node(caches: &mut Vec<Cache>, machine: &Machine) {
     let node_of: BTreeMap<CpuId, NodeId> = machine.cpus.iter().map(|c| (c.id, c.node)).collect();
     *caches = std::mem::take(caches)
@@ -734,7 +720,7 @@ fn memory_nodes(root: &Root, machine: &Machine) -> Vec<MemoryNode> {
         .collect()
 }
 
-/// What a node's memory is used for.
+/// Amounts of a node's memory by use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeAmounts {
     /// `MemTotal`.
@@ -773,7 +759,7 @@ fn access(root: &Root, node: &str) -> Vec<MemoryAccess> {
             .into_iter()
             .map(NodeId)
             .collect();
-        // A file of zero says that the firmware gave no figure.
+        // Zero means that the firmware gave no figure.
         let figure = |leaf: &str| {
             files::text(root, &format!("{base}/{leaf}"))
                 .and_then(|t| number(t.as_bytes()))
@@ -838,8 +824,7 @@ fn tiers(root: &Root) -> Vec<MemoryTier> {
         .collect()
 }
 
-/// Disks, network interfaces and accelerators with the node that they are attached to. What exists in software only
-/// (loop, device mapper, bridges) has no place.
+/// Disks, network interfaces and accelerators with their node. Devices only in software (loop, bridges) have none.
 fn devices(root: &Root) -> Vec<Device> {
     let mut found = Vec::new();
     for (class, kind) in [
@@ -865,8 +850,7 @@ fn devices(root: &Root) -> Vec<Device> {
     {
         let here = format!("/sys/bus/pci/devices/{address}");
         let class = files::text(root, &format!("{here}/class")).unwrap_or_default();
-        // Base classes of the PCI Code and ID Assignment Specification: 03 display controllers, 12 processing
-        // accelerators, 0b40 co-processors.
+        // PCI Code and ID Assignment Specification: 03 displays, 12 processing accelerators, 0b40 co-processors.
         let class = class.strip_prefix("0x").unwrap_or(&class);
         if ["03", "12", "0b40"].iter().any(|c| class.starts_with(c)) {
             let node = std::fs::canonicalize(root.path(&here))
@@ -884,7 +868,7 @@ fn devices(root: &Root) -> Vec<Device> {
     found
 }
 
-/// The node of the nearest ancestor that has one; -1 means that the firmware does not tell.
+/// The node of the nearest ancestor that has one; -1 means that the firmware does not report it.
 fn node_above(root: &Root, device: &Path) -> Option<NodeId> {
     let top = std::fs::canonicalize(root.path("/sys")).ok()?;
     device
@@ -893,13 +877,13 @@ fn node_above(root: &Root, device: &Path) -> Option<NodeId> {
         .take_while(|at| at.starts_with(&top))
         .find_map(|at| {
             let text = std::fs::read(at.join("numa_node")).ok()?;
-            // Of a physical bus the first answer counts, also when it is "unknown".
+            // On a physical bus the first answer counts, even if it is "unknown".
             Some(number(text.trim_ascii()).and_then(|n| u32::try_from(n).ok()))
         })?
         .map(NodeId)
 }
 
-/// Time since boot of the machine below the root, including suspend: what `starttime` in `/proc/PID/stat` counts.
+/// Time since boot of the machine below the root, with suspend: the clock of `starttime` in `/proc/PID/stat`.
 pub fn uptime(root: &Root) -> Option<Nanoseconds> {
     if root.is_live() {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

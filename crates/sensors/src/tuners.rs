@@ -1,13 +1,10 @@
-//! Other programs that tune the machine. homeostat names them, so that a person knows who else may change
-//! things; which of them conflicts with a strategy is for the strategy to say (irqbalance, for one, never touches
-//! large pages).
+//! Other programs that tune the machine. homeostat names them, so that a person knows who else may change things. Each
+//! strategy says which of them conflicts with it (irqbalance, for one, never touches large pages).
 
 use homeostat_kernel::{Root, files};
 
-/// Programs by their name in `/proc/PID/comm` (cut to 15 characters by the kernel) and the name shown.
-///
-/// Scripts run as their interpreter, so tuned and bpftune are also recognised by their script's name in
-/// [`by_argument`].
+/// Programs by their name in `/proc/PID/comm` (cut to 15 characters by the kernel) and the name shown. Scripts run as
+/// their interpreter, so [`by_argument`] also recognises tuned and bpftune by their script's name.
 const BY_PROGRAM: &[(&str, &str)] = &[
     ("ananicy", "ananicy"),
     ("ananicy-cpp", "ananicy-cpp"),
@@ -29,7 +26,7 @@ const BY_PROGRAM: &[(&str, &str)] = &[
     ("uresourced", "uresourced"),
 ];
 
-/// The tuner that a program name stands for.
+/// The tuner with this program name.
 pub fn by_program(comm: &str) -> Option<&'static str> {
     BY_PROGRAM
         .iter()
@@ -37,7 +34,7 @@ pub fn by_program(comm: &str) -> Option<&'static str> {
         .map(|(_, shown)| *shown)
 }
 
-/// The tuner that a command line stands for: an interpreter whose script is a tuner.
+/// The tuner with this command line: an interpreter whose script is a tuner.
 pub fn by_argument(arguments: &[&[u8]]) -> Option<&'static str> {
     // The script is the first argument that is not an option: `python3 -Es /usr/sbin/tuned -l -P`.
     let script = arguments.iter().skip(1).find(|a| !a.starts_with(b"-"))?;
@@ -45,8 +42,7 @@ pub fn by_argument(arguments: &[&[u8]]) -> Option<&'static str> {
     by_program(std::str::from_utf8(name).ok()?)
 }
 
-/// What the kernel itself is told to tune by somebody: users of DAMON, and schedulers loaded with sched_ext. A monitor
-/// thread (`kdamond`) alone does not say whether it acts or only looks.
+/// Tuners inside the kernel: DAMON with its users, and sched_ext schedulers. `kdamond` alone may only measure.
 pub fn in_kernel(root: &Root) -> Vec<String> {
     let mut found = Vec::new();
     for module in ["damon_reclaim", "damon_lru_sort"] {
@@ -66,7 +62,7 @@ pub fn in_kernel(root: &Root) -> Vec<String> {
     found
 }
 
-/// What a tuner works on, for who asks what it may come into conflict with.
+/// Objects that a tuner works on, to find conflicts.
 pub fn works_on(tuner: &str) -> &'static str {
     match tuner {
         "tuned" | "power-profiles-daemon" | "tlp" | "uresourced" => "settings of the whole machine",

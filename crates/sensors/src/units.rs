@@ -1,8 +1,7 @@
-//! What systemd's unit files say about a service that concerns homeostat: its environment and `MemoryTHP=`.
+//! Settings in systemd's unit files that concern homeostat: environment and `MemoryTHP=`.
 //!
-//! The files are read as systemd.unit(5) describes: the fragment of the first directory that has it, then all drop-ins by
-//! name. Only files that root owns count. The manager itself is not asked: that works without systemd's socket, and in
-//! captured trees.
+//! The files are read as in systemd.unit(5): the fragment of the first directory that has it, then all drop-ins by
+//! name. Only files owned by root count. Unlike systemd's socket, files also work in captured trees.
 
 use crate::choice;
 use homeostat_kernel::{Root, files};
@@ -10,7 +9,7 @@ use homeostat_model::OperatorChoice;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
-/// Directories of units, the strongest first. Source: systemd.unit(5), "System Unit Search Path".
+/// Directories of units, strongest first. Source: systemd.unit(5), "System Unit Search Path".
 const DIRECTORIES: [&str; 12] = [
     "/etc/systemd/system.control",
     "/run/systemd/system.control",
@@ -25,19 +24,17 @@ const DIRECTORIES: [&str; 12] = [
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 ];
-/// Most drop-ins of one unit that are read.
 const DROP_INS_MAX: usize = 64;
-/// Most environment files of one unit that are read.
 const ENVIRONMENT_FILES_MAX: usize = 16;
 
-/// What the files of a unit say.
+/// Contents of a unit's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
-    /// What is set for its environment, and the settings that homeostat respects.
+    /// Its environment, and the settings that homeostat respects.
     pub choice: OperatorChoice,
     /// Programs that it starts itself: the first words of `ExecStart=`.
     pub programs: Vec<String>,
-    /// All was read, so what is not there was not said.
+    /// Everything was read, so an absent setting was not made.
     pub is_complete: bool,
 }
 
@@ -92,8 +89,7 @@ pub fn read(root: &Root, name: &str) -> Option<Unit> {
     Some(reading.finish(name))
 }
 
-/// Names below which drop-ins of a unit lie, the strongest first: its own, its template's, those of its prefixes, and those of
-/// all units of its type.
+/// Names for drop-ins of a unit, strongest first: its own, its template's, those of its prefixes, and its type's.
 fn stems(name: &str, template: Option<&str>) -> Vec<String> {
     let mut stems = vec![name.to_owned()];
     stems.extend(template.map(str::to_owned));
@@ -111,15 +107,15 @@ fn stems(name: &str, template: Option<&str>) -> Vec<String> {
 struct Reading<'a> {
     root: &'a Root,
     unit: Unit,
-    /// The two variables, with where they were set.
+    /// The two variables, with their places.
     environment: BTreeMap<&'static str, (String, String)>,
-    /// Files that hold more of them, in order: without a `-` they must be there.
+    /// Files with more variables, in order; without a `-` they must exist.
     files: Vec<(String, bool)>,
     memory_thp: Option<(String, String)>,
 }
 
 impl Reading<'_> {
-    /// Takes one file into account. One that is not root's alone says nothing, and then not all is known.
+    /// Applies one file. A file that others can write is ignored and makes the result incomplete.
     fn file(&mut self, path: &str) {
         let Some(text) = owned_text(self.root, path) else {
             self.unit.is_complete = false;
@@ -155,7 +151,7 @@ impl Reading<'_> {
                     Some(file) => (file, true),
                     None => (value, false),
                 };
-                // Patterns and specifiers are systemd's to resolve.
+                // Only systemd can resolve patterns and specifiers.
                 if file.contains(['*', '?', '[', '%']) || self.files.len() >= ENVIRONMENT_FILES_MAX {
                     self.unit.is_complete = false;
                 } else {
@@ -193,7 +189,7 @@ impl Reading<'_> {
     }
 
     fn finish(mut self, name: &str) -> Unit {
-        // They are stronger than `Environment=`, and later ones than earlier ones.
+        // These files override `Environment=`, and later ones earlier ones.
         for (path, may_lack) in std::mem::take(&mut self.files) {
             match owned_text(self.root, &path) {
                 Some(text) => {
@@ -230,14 +226,13 @@ fn owned_text(root: &Root, path: &str) -> Option<String> {
     if root.is_live() {
         let found = std::fs::metadata(root.path(path)).ok()?;
         if found.uid() != 0 || found.mode() & 0o022 != 0 || !found.is_file() {
-            // `/dev/null` masks a unit, and says nothing.
+            // `/dev/null` masks a unit, without a statement.
             return None;
         }
     }
     files::text(root, path)
 }
 
-/// The lines of a unit file without comments, those that go on put together.
 fn logical_lines(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open: Option<String> = None;
@@ -265,7 +260,7 @@ fn logical_lines(text: &str) -> Vec<String> {
     found
 }
 
-/// The words of a setting; quotes hold blanks together and are no part of them.
+/// The words of a setting; quotes group words and are removed.
 fn words(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut word: Option<String> = None;
@@ -287,7 +282,7 @@ fn words(text: &str) -> Vec<String> {
     found
 }
 
-/// At most 32 characters that do no harm in a sentence.
+/// At most 32 characters that are harmless in a sentence.
 fn printable(value: &str) -> String {
     value.chars().take(32).filter(char::is_ascii_graphic).collect()
 }

@@ -1,10 +1,9 @@
 //! Files of `/proc` for which the kernel walks page tables: `smaps` and `numa_maps`.
 //!
-//! The kernel holds the address space of the process (`mmap_lock`) while it writes a record, and walks every small page of
-//! the mapping for it. The program's own `mmap` calls wait meanwhile. These files are therefore read only where the
-//! small pages under one hold are few ([`WALK_MAX`]). `PAGEMAP_SCAN` counts them first, in short calls. `maps` needs no walk.
-//!
-//! One `read(2)` shows as many records as fit into 4 KiB (seq_file of the kernel), or one when fewer bytes are asked for.
+//! While the kernel writes a record, it holds the address space (`mmap_lock`) and walks every small page of the
+//! mapping. The program's `mmap` calls wait meanwhile. So these files are read only if one hold covers few small pages
+//! ([`WALK_MAX`]). `PAGEMAP_SCAN` counts them first, in short calls. `maps` needs no walk. One `read(2)` shows as many
+//! records as fit into 4 KiB (the kernel's seq_file), or one if it asks for fewer bytes.
 
 use crate::regions::{Mapping, parse_smaps, read_of};
 use homeostat_kernel::memory::{BASE_PAGE, PIECE, Pagemap, PieceState};
@@ -17,19 +16,18 @@ use std::time::Instant;
 /// Small pages that the kernel may walk under one hold. Measured: 18 to 59 ms per GiB of 4 KiB pages for `smaps` and
 /// `numa_maps`, so at most 3.7 ms.
 pub const WALK_MAX: Bytes = Bytes(64 * 1024 * 1024);
-/// Bytes of `smaps` that are asked for at once: fewer than any record has, so that one read walks one mapping. Measured: a
-/// record has 700 bytes, and at least 580 by the kernel's format since 5.4.
+/// Bytes per read of `smaps`: fewer than any record has, so that one read walks one mapping. Measured: a record has 700
+/// bytes, and at least 580 by the kernel's format since 5.4.
 const SMAPS_STEP: usize = 512;
 /// Most of one `maps` that is read, in bytes. Source: 65,530 mappings (`vm.max_map_count`) of about 100 bytes.
 pub const MAPS_MAX: usize = 8 * 1024 * 1024;
 /// Most of one `smaps` that is read, in bytes: about 3000 mappings.
 const SMAPS_MAX: usize = 2 * 1024 * 1024;
-/// Mappings that must be short before a line of `numa_maps` is read. A mapping of the list may be gone, so that the kernel
-/// shows a later one.
+/// Mappings that must be short before a line of `numa_maps` is read: one may be gone, and a later one is shown.
 const LINES_AHEAD: usize = 4;
-/// Bytes that the shortest line of `numa_maps` certainly has: `00400000 default` and the end of the line.
+/// Least bytes of a line of `numa_maps`: `00400000 default` and the end of the line.
 const LINE_MIN: usize = 16;
-/// Longest line of `numa_maps` that is understood: the path of a file (4 KiB) and a number for each node.
+/// Longest line of `numa_maps` that is parsed: the path of a file (4 KiB) and a number for each node.
 const LINE_MAX: usize = 16 * 1024;
 
 /// The mappings of a process by `maps`, and whether there are more.
@@ -37,19 +35,18 @@ pub fn mappings(root: &Root, process: ProcessId) -> Option<(Vec<Mapping>, bool)>
     first_mappings(root, process, MAPS_MAX)
 }
 
-/// The mappings in so many bytes of `maps`.
 fn first_mappings(root: &Root, process: ProcessId, limit: usize) -> Option<(Vec<Mapping>, bool)> {
     let mut buffer = Vec::new();
     read_of(root, process, "maps", &mut buffer, limit)
         .map(|text| (parse_smaps(text.beginning()), text.is_cut()))
 }
 
-/// What is in memory of a range.
+/// Pages of a range in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InMemory {
     /// In small pages.
     pub small: Bytes,
-    /// In pages that are mapped as large ones.
+    /// In pages mapped as large ones.
     pub large: Bytes,
 }
 
@@ -64,13 +61,13 @@ impl InMemory {
         }
     }
 
-    /// Most small pages of a mapping of which the whole pieces were counted: those at its ends were not.
+    /// Most small pages of a mapping whose whole pieces were counted, but not its ends.
     pub fn small_at_most(&self, length: u64) -> u64 {
         (self.small.0 + 2 * PIECE).min(length)
     }
 }
 
-/// Whether the kernel may walk this mapping under one hold. Counts no further than it must.
+/// Whether the kernel may walk this mapping under one hold. Stops counting as soon as that is decided.
 pub fn is_short(pagemap: Option<&mut Pagemap>, start: u64, end: u64) -> bool {
     if end - start <= WALK_MAX.0 {
         return true;
@@ -80,7 +77,6 @@ pub fn is_short(pagemap: Option<&mut Pagemap>, start: u64, end: u64) -> bool {
     let mut states = Vec::new();
     let (mut at, last) = (start.next_multiple_of(PIECE), end / PIECE * PIECE);
     while at < last {
-        // As many as one call looks at.
         let count = ((last - at) / PIECE).min(WALK_MAX.0 / PIECE);
         if pagemap.piece_states(at, count, &mut states).is_err() {
             return false;
@@ -94,16 +90,16 @@ pub fn is_short(pagemap: Option<&mut Pagemap>, start: u64, end: u64) -> bool {
     true
 }
 
-/// Reads `smaps`, one record under one hold, up to the first mapping that is too long to be walked. The record before that
-/// one is read up to `THPeligible`: with its last byte the kernel would walk the next mapping. `walked` are the most small
-/// pages of each mapping, in order of their addresses. After the deadline the mappings that were read are returned.
+/// Reads `smaps`, one record per hold, up to the first mapping that is too long to walk, or the deadline. The record
+/// before it ends at `THPeligible`: its last byte would start the next walk. `walked`: most small pages of each
+/// mapping, in order.
 pub fn smaps(root: &Root, process: ProcessId, walked: &[u64], deadline: Instant) -> Option<Vec<Mapping>> {
     let file = open(root, process, c"smaps")?;
     let mut text = Vec::new();
     let mut room = [0u8; SMAPS_STEP];
     let (mut shown, mut line, mut tells) = (0, 0, true);
     while text.len() < SMAPS_MAX && Instant::now() < deadline {
-        // The kernel walks the next mapping when it has less left of the last record than it is asked for.
+        // The kernel walks the next mapping if less is left of the last record than is asked for.
         let is_long = walked.get(shown).is_some_and(|walked| *walked > WALK_MAX.0);
         if is_long && tells {
             break;
@@ -129,31 +125,30 @@ pub fn smaps(root: &Root, process: ProcessId, walked: &[u64], deadline: Instant)
     Some(parse_smaps(&text))
 }
 
-/// The first mappings of a process as `numa_maps` shows them.
+/// The first mappings of a process in `numa_maps`.
 #[derive(Debug, Default)]
 pub struct Leading {
     /// Lines of `numa_maps`.
     pub text: Vec<u8>,
-    /// How many mappings of the list that are.
+    /// Number of mappings of the list in the text.
     pub count: usize,
 }
 
-/// Whether somebody chose where the memory of a process lies.
+/// Whether somebody chose the nodes of a process's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Nobody, or the kernel has no NUMA.
+    /// Not chosen, or the kernel has no NUMA.
     Default,
     /// By `numactl`, `mbind` or `set_mempolicy`.
     Chosen(String),
-    /// The first mapping is too large to be looked at without holding up the process.
+    /// The first mapping is too large to read without holding up the process.
     Hidden,
 }
 
-/// The memory policy by the first `most` mappings. The kernel writes the policy of the process for each mapping without one
-/// of its own.
+/// The memory policy by the first `most` mappings. A mapping without its own policy shows that of the process.
 pub fn policy(root: &Root, process: ProcessId, most: usize, deadline: Instant) -> Policy {
     let leading = if root.is_live() {
-        // A line of `maps` is longer than 64 bytes at most by the name of a file.
+        // A line of `maps` exceeds 64 bytes only by the name of a file.
         let limit = most.saturating_mul(256).clamp(4096, MAPS_MAX);
         let Some((mappings, _)) = first_mappings(root, process, limit) else {
             return Policy::Default;
@@ -178,8 +173,8 @@ pub fn policy(root: &Root, process: ProcessId, most: usize, deadline: Instant) -
     }
 }
 
-/// Reads `numa_maps` mapping by mapping, up to the first that is too long to be walked, `most` mappings, or the deadline.
-/// `mappings` are those of `maps`. `None` where the kernel has no such file (no NUMA) or does not show it.
+/// Reads `numa_maps` by mapping, up to the first that is too long to walk, `most` mappings, or the deadline. `mappings`
+/// come from `maps`. `None` if the kernel has no such file (no NUMA) or does not show it.
 pub fn numa_maps(
     root: &Root,
     process: ProcessId,
@@ -209,7 +204,6 @@ pub fn numa_maps(
         }
         let line = leading.text.get(begin..).unwrap_or_default();
         let shown = bytes::words(line).next().and_then(bytes::hexadecimal)?;
-        // Mappings may have come and gone since the list was made.
         next = mappings.partition_point(|mapping| mapping.start <= shown);
         leading.count = next;
     }
@@ -217,7 +211,7 @@ pub fn numa_maps(
 }
 
 /// Appends one line; `false` at the end of the file. The first read asks for less than any line, so that the kernel
-/// shows one mapping. The rest of the line is taken byte by byte out of the kernel's buffer.
+/// shows one mapping. The rest comes byte by byte out of the kernel's buffer.
 fn read_line(file: &OwnedFd, text: &mut Vec<u8>) -> Result<bool, Errno> {
     let mut room = [0u8; LINE_MIN];
     let mut n = rustix::io::retry_on_intr(|| rustix::io::read(file, &mut room))?;
@@ -233,7 +227,7 @@ fn read_line(file: &OwnedFd, text: &mut Vec<u8>) -> Result<bool, Errno> {
     Ok(text.len() > begin)
 }
 
-/// Opens a file of a process, after making sure that it is still the process meant.
+/// Opens a file of a process, after a check that the process is still the same.
 fn open(root: &Root, process: ProcessId, leaf: &std::ffi::CStr) -> Option<OwnedFd> {
     let directory = files::Directory::open(root, &format!("/proc/{}", process.pid)).ok()?;
     let mut buffer = Vec::new();

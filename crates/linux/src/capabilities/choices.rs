@@ -1,4 +1,4 @@
-//! Capabilities of what a person or another tool has chosen: large pages, control groups.
+//! Capabilities about choices of a person or another tool: large pages, control groups.
 
 use super::{List, Seen, kernel_version};
 use homeostat_kernel::root::Root;
@@ -9,7 +9,7 @@ use homeostat_sensors::regions::gives_large_pages_to_all;
 use homeostat_sensors::topology;
 
 impl List {
-    /// Choices of people that this kernel does not show, each with the kernel that matters and another way to say it.
+    /// Choices of people that this kernel does not show, with the kernel that does and another way to make them.
     pub(super) fn choices(&mut self, root: &Root, machine: &Machine) {
         let release = machine.kernel.as_str();
         let at_least = |version: (u32, u32)| kernel_version(release).is_some_and(|own| own >= version);
@@ -71,7 +71,7 @@ impl List {
     }
 }
 
-/// Whether control groups can be written: all that is ever written below `/sys`.
+/// Whether control groups can be written.
 pub(super) fn control_groups_writable(root: &Root) -> Seen {
     const ONE_OF: [&str; 3] = ["", "unified/", "memory/"];
     let lists = ONE_OF.map(|hierarchy| format!("/sys/fs/cgroup/{hierarchy}cgroup.procs"));
@@ -93,7 +93,7 @@ pub(super) fn control_groups_writable(root: &Root) -> Seen {
     }
 }
 
-/// How many CPUs nobody has set aside, and who the others are for.
+/// Number of CPUs in general use, and the purpose of the others.
 pub(super) fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
     let set_aside = topology::SetAside::read(root);
     let rows = [
@@ -114,6 +114,6 @@ pub(super) fn cpus_in_general_use(root: &Root, machine: &Machine) -> Seen {
         return Seen::new(Available, format!("all {all} CPUs"), "");
     }
     let detail = format!("{general} of {all} CPUs; {}", told.join("; "));
-    // It is as a person wanted it: there is nothing to remedy.
+    // A person wants it this way, so there is no remedy.
     Seen::new(Limited, detail, "")
 }

@@ -1,4 +1,4 @@
-//! Capabilities of time and events, and what counts inside programs.
+//! Capabilities of time and events, and of counters inside programs.
 
 use super::{CAP_PERFMON, CAP_SYS_ADMIN, List, Seen, captured};
 use homeostat_kernel::perf::OpenError;
@@ -208,7 +208,6 @@ impl List {
             "programs that tell nothing of their work are not measured by places in their code, unless the configuration asks for it",
             seen,
         );
-        // Of a captured machine nobody can try it.
         if root.is_live() {
             let seen = match homeostat_probes::why_not_in_turns() {
                 None if cfg!(target_arch = "x86_64") => Seen::new(
@@ -258,7 +257,7 @@ impl List {
     }
 }
 
-/// Opens counters on ourselves: whether there are any for us, and which of the events that strategies ask for.
+/// Opens counters on ourselves: whether any are free, and which of the strategies' events work.
 fn count_ourselves(root: &Root, device: &str, level: &str) -> (Seen, Seen) {
     let ability = Ability::probe(root);
     if let Some(refused) = ability.refused {

@@ -1,4 +1,4 @@
-//! Capabilities of memory: large pages, what is resident, what was taken.
+//! Capabilities of memory: large pages, resident memory, evicted pages.
 
 use super::{CAP_IPC_LOCK, CAP_SYS_NICE, List, Seen, captured, may_pass, readable};
 use homeostat_kernel::memory::{Advice, AdviseError, BASE_PAGE, PIECE, Pagemap, PieceState, ScratchMapping};
@@ -144,7 +144,6 @@ impl List {
     }
 }
 
-/// State of the first piece of our scratch memory.
 fn scratch_state(root: &Root, scratch: &ScratchMapping) -> Result<PieceState, Seen> {
     let unreadable = |e: std::io::Error| {
         Seen::new(
@@ -165,7 +164,7 @@ fn scratch_state(root: &Root, scratch: &ScratchMapping) -> Result<PieceState, Se
         .ok_or_else(|| unreadable(std::io::Error::other("the page tables say nothing")))
 }
 
-/// Whether the kernel may take the advice another time.
+/// Whether the kernel may take the advice at another time.
 pub(super) fn advice_may_pass(error: AdviseError) -> bool {
     matches!(
         error,
@@ -261,7 +260,7 @@ pub(super) fn try_conversion(root: &Root) -> (Seen, Seen) {
     (collapse, split)
 }
 
-/// What the rights that a change of other processes needs are, of which some are missing.
+/// The missing rights among those for a change of other processes.
 pub(super) fn lacking(root: &Root) -> Vec<&'static str> {
     [(CAP_SYS_NICE, "CAP_SYS_NICE"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")]
         .into_iter()
@@ -272,12 +271,12 @@ pub(super) fn lacking(root: &Root) -> Vec<&'static str> {
 
 /// Whether the kernel moves large pages whole.
 pub(super) fn whole_large_pages(root: &Root, release: &str) -> Seen {
-    /// Processors whose kernels can (`ARCH_ENABLE_THP_MIGRATION`); others divide a large page to move it.
+    /// Processors whose kernels can (`ARCH_ENABLE_THP_MIGRATION`); others split a large page to move it.
     const ABLE: [&str; 4] = ["x86_64", "aarch64", "powerpc64", "s390x"];
     if !root.path("/sys/kernel/mm/transparent_hugepage").exists() {
         return Seen::new(Missing, "the kernel has no transparent huge pages", "");
     }
-    // Before 5.8 nothing tells whether it did (`thp_migration_split` in /proc/vmstat).
+    // Before 5.8 no counter shows it (`thp_migration_split` in /proc/vmstat).
     if homeostat_kernel::release::kernel_version(release).is_none_or(|version| version < (5, 8)) {
         return Seen::new(
             Missing,
@@ -354,7 +353,7 @@ fn probe_pagemap(root: &Root) -> Seen {
     }
 }
 
-/// What is made of pages of 4 KiB and large pages of 2 MiB is not done with others.
+/// Refuses other page sizes where 4 KiB pages and large pages of 2 MiB are required.
 pub(super) fn other_pages(page: u64) -> Option<Seen> {
     (page != BASE_PAGE).then(|| {
         let detail = format!(

@@ -1,8 +1,6 @@
-//! What this machine can sense and do, probed, not guessed.
-//!
-//! Every probe says how it was made and what was seen, what is lost without it, and what a person can do. Probes
-//! change nothing outside this process: conversion and its undo are tried on two MiB of our own memory. On a captured
-//! machine only what files tell is known; everything that needs a system call is missing there.
+//! Abilities of this machine to sense and act, probed, not guessed. Every probe reports its method and result, the loss
+//! without the ability, and a remedy. Probes change nothing outside this process: conversion and its undo use two MiB
+//! of our own memory. On a captured machine only files are read, and abilities that need a system call are missing.
 
 mod choices;
 mod counting;
@@ -24,13 +22,12 @@ const CAP_SYS_NICE: u32 = 23;
 /// Since Linux 5.8; before, CAP_SYS_ADMIN.
 const CAP_PERFMON: u32 = 38;
 
-/// What one probe saw.
 #[derive(Clone)]
 struct Seen {
     state: CapabilityState,
     detail: String,
     remedy: &'static str,
-    /// It failed for a reason that may pass by itself (memory short, a table full): another probe may tell otherwise.
+    /// It failed for a reason that may pass by itself (memory short, a table full), so another probe may differ.
     passing: bool,
 }
 
@@ -44,14 +41,12 @@ impl Seen {
         }
     }
 
-    /// Marks a failure that may pass by itself.
     fn passing(mut self, passing: bool) -> Self {
         self.passing = passing;
         self
     }
 }
 
-/// Whether an error of the system may pass by itself.
 fn may_pass(error: &std::io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -59,16 +54,16 @@ fn may_pass(error: &std::io::Error) -> bool {
     )
 }
 
-/// What the probes saw.
+/// Results of the probes.
 #[derive(Debug)]
 pub struct Probed {
     /// By name.
     pub capabilities: Vec<Capability>,
-    /// Those that failed for a reason that may pass by itself, such as memory that was short; worth another probe.
+    /// Those that failed for a reason that may pass by itself, such as short memory; worth another probe.
     pub passing: Vec<CapabilityId>,
 }
 
-/// Probes everything. `machine` gives what the topology has told already.
+/// Probes everything. `machine` has the facts of the topology.
 pub fn probe(root: &Root, machine: &Machine) -> Probed {
     let mut list = List {
         capabilities: Vec::new(),
@@ -97,7 +92,6 @@ struct List {
     passing: Vec<CapabilityId>,
 }
 
-/// Major and minor number of a kernel's release.
 fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(['.', '-']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -108,7 +102,7 @@ fn captured() -> Seen {
 }
 
 fn readable(root: &Root, path: &str) -> Seen {
-    // The kernel gives whole entries of 8 bytes, and refuses other amounts.
+    // The kernel returns whole entries of 8 bytes, and refuses other amounts.
     let mut entry = [0u8; 8];
     let file = root.open(path, OFlags::RDONLY);
     match file.and_then(|file| rustix::io::read(&file, &mut entry)) {
@@ -141,7 +135,6 @@ impl List {
         });
     }
 
-    /// A sensor that is one file which can be read.
     fn file(&mut self, root: &Root, id: &str, path: &str, cost: &str, remedy: &'static str) {
         let seen = match files::bytes(root, path, 4096) {
             Some(text) => Seen::new(Available, format!("read {} bytes of {path}", text.len()), ""),

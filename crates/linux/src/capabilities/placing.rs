@@ -1,4 +1,4 @@
-//! Capabilities of where threads run and memory lies.
+//! Capabilities of places of threads and memory.
 
 use super::memory::{lacking, no_scratch, other_pages, whole_large_pages};
 use super::{List, Seen, captured, may_pass};
@@ -12,7 +12,7 @@ use homeostat_model::Machine;
 use std::time::Instant;
 
 impl List {
-    /// Where threads and memory are: tried on ourselves.
+    /// Places of threads and memory, tried on ourselves.
     pub(super) fn locality(&mut self, root: &Root, machine: &Machine) {
         self.add(
             "locality",
@@ -25,7 +25,7 @@ impl List {
         );
     }
 
-    /// The hands of the placement strategies.
+    /// Effectors of the placement strategies.
     pub(super) fn placing(&mut self, root: &Root, machine: &Machine) {
         let domains: std::collections::BTreeSet<_> = machine.general_cpus().map(|c| c.llc).collect();
         let with_memory: Vec<u32> = machine
@@ -165,7 +165,7 @@ impl List {
     }
 }
 
-/// Looks where our own thread and memory are, and whether those of others may be looked at.
+/// Finds the places of our own thread and memory, and whether those of others may be read.
 fn probe_locality(root: &Root, machine: &Machine) -> Seen {
     let begin = Instant::now();
     let own = files::bytes(root, "/proc/self/stat", 4096)
@@ -208,7 +208,7 @@ fn probe_locality(root: &Root, machine: &Machine) -> Seen {
             "works on ourselves, but for others CAP_SYS_PTRACE is missing",
             "run homeostat as root or give it CAP_SYS_PTRACE",
         ),
-        // All memory is on the one node, and threads tell their CPU anyhow.
+        // All memory is on the one node, and threads report their CPU anyhow.
         Err(_) if nodes < 2 => Seen::new(
             Available,
             format!(
@@ -225,7 +225,7 @@ fn probe_locality(root: &Root, machine: &Machine) -> Seen {
     }
 }
 
-/// Restricts a thread of our own, which ends with the probe, to one CPU, and sets it free again.
+/// Restricts a thread of our own, which ends with the probe, to one CPU, and frees it again.
 fn try_affinity(root: &Root) -> Seen {
     let probe = || {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -276,12 +276,10 @@ fn try_affinity(root: &Root) -> Seen {
     }
 }
 
-/// Moves some pages of our own to another node and back.
 fn try_page_moves(root: &Root, nodes: &[u32]) -> Seen {
     if let Some(other) = other_pages(rustix::param::page_size() as u64) {
         return other;
     }
-    /// Pages that are moved.
     const PAGES: u64 = 16;
     let mut scratch = match ScratchMapping::new(1) {
         Ok(scratch) => scratch,

@@ -1,4 +1,4 @@
-//! Capabilities of who else is on the machine, and what may be seen of them.
+//! Capabilities about other programs on the machine, and the visible facts about them.
 
 use super::{List, Seen};
 use homeostat_kernel::bytes::{lines, words};

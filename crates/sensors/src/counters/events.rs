@@ -1,20 +1,18 @@
-//! Which events tell what on which processor.
+//! Event sets of each processor.
 //!
-//! A set is a list of groups; a group always runs together, so ratios within it are exact. The first event of every group
-//! is the cycles, which every share is taken of. Groups are small enough to run together with three general counters
-//! beside the cycles: with hyper-threading Intel has four, and the NMI watchdog takes one of them where it cannot have the
-//! fixed one.
+//! A set is a list of groups; the events of a group always run together, so their ratios are exact. The first event of
+//! every group is cycles, the base of every share. A group has at most three general counters and the cycles: with
+//! hyper-threading Intel has four, and the NMI watchdog takes one of them if it cannot have the fixed one.
 //!
-//! Encodings are those of the makers' event lists as published with Linux (`tools/perf/pmu-events/arch/*`), by the names
-//! given here; the generic set needs no list. What a processor cannot count is absent from its set and unknown in the
-//! result: nothing is guessed from a neighbour model.
+//! Encodings come from the makers' event lists in Linux (`tools/perf/pmu-events/arch/*`), by the names given here. An
+//! event that a processor cannot count is absent and its result unknown: no guess from a neighbour model.
 
 use crate::processor::{Maker, Processor};
 use homeostat_kernel::bytes::{hexadecimal, number};
 use homeostat_kernel::perf::{Encoding, PERF_TYPE_RAW};
 use homeostat_kernel::{Root, files};
 
-/// What one event of a set stands for.
+/// Meaning of an event in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// Cycles in user mode, not halted.
@@ -23,13 +21,13 @@ pub enum What {
     Instructions,
     /// Cycles in which nothing ran and a load had missed the last-level cache of this package.
     MissStall,
-    /// Cycles in which nothing completed because a load had not, from whatever level it came.
+    /// Cycles in which nothing completed because a load from any level had not.
     LoadStall,
     /// Cycles in which the back end stalled for memory (any level beyond the first cache).
     BackendMemoryStall,
     /// Cycles in which a page-table walk for a load was under way.
     LoadWalkCycles,
-    /// The same for a store.
+    /// Cycles in which a page-table walk for a store was under way.
     StoreWalkCycles,
     /// Data page-table walks.
     Walks,
@@ -43,15 +41,15 @@ pub enum What {
     FromNearMemory,
     /// … from memory of another node.
     FromFarMemory,
-    /// Reads of memory, and those of other nodes, as the generic event of Linux counts them.
+    /// Reads of memory on all nodes, as the generic event of Linux counts them.
     NodeReads,
-    /// Of those, to other nodes.
+    /// Reads of memory on other nodes.
     NodeReadMisses,
-    /// Lines asked for from beyond the last-level cache, by demand and prefetch.
+    /// Lines requested from beyond the last-level cache, by demand and prefetch.
     LinesAll,
-    /// Lines asked for from beyond the last-level cache by demand only.
+    /// Lines requested from beyond the last-level cache by demand only.
     LinesDemand,
-    /// Lines asked for from beyond the last-level cache by a hardware prefetcher.
+    /// Lines requested from beyond the last-level cache by a hardware prefetcher.
     LinesPrefetched,
     /// Requests of the hardware prefetchers that missed the level-2 cache.
     PrefetchMisses,
@@ -86,13 +84,13 @@ impl EventSet {
         self.groups.iter().flatten().any(|(w, _)| *w == what)
     }
 
-    /// Most descriptors that one thread takes.
+    /// Most descriptors for one thread.
     pub fn descriptors(&self) -> usize {
         self.groups.iter().map(Vec::len).sum()
     }
 }
 
-/// The event source of the cores whose events the tables name: `cpu_core` on hybrid processors, else the usual one.
+/// The event source of the cores in the tables: `cpu_core` on hybrid processors, else the usual one.
 fn core_source(root: &Root) -> u32 {
     files::text(root, "/sys/bus/event_source/devices/cpu_core/type")
         .and_then(|t| number(t.as_bytes()))
@@ -118,20 +116,17 @@ const fn offcore(source: u32, event: u64, bits: u64) -> Encoding {
     }
 }
 
-/// Server and client models whose events are those of the tables below. Numbers as in Linux
-/// arch/x86/include/asm/intel-family.h.
+/// Models whose events are those of the tables below. Numbers as in Linux arch/x86/include/asm/intel-family.h.
 fn intel(model: u32, source: u32) -> Option<EventSet> {
     struct Generation {
         name: &'static str,
         /// (load, store) event of page-table walks.
         walks: (u64, u64),
-        /// Mask of L2_RQSTS for prefetch misses.
         prefetch_miss_mask: u64,
-        /// Number of L2_LINES_OUT.
         lines_out: u64,
         /// (event, all reads, demand reads) of the offcore responses beyond the last-level cache.
         offcore: Option<(u64, u64, u64)>,
-        /// Whether loads from other packages are counted apart: servers only.
+        /// Whether loads from other packages are counted separately: servers only.
         packages: bool,
     }
     let generation = match model {
@@ -216,11 +211,11 @@ fn intel(model: u32, source: u32) -> Option<EventSet> {
     })
 }
 
-/// AMD from Zen 2. Which lines a prefetcher brought for nothing is not counted on any of them.
+/// AMD from Zen 2. None of them counts useless prefetched lines.
 fn amd(family: u32, model: u32) -> Option<EventSet> {
     let (name, zen) = match (family, model) {
         (0x17, 0x30..) => ("AMD Zen 2", 2),
-        // Models as Linux tells the generations apart (arch/x86/kernel/cpu/amd.c).
+        // Models by generation (Linux arch/x86/kernel/cpu/amd.c).
         (0x19, 0x00..=0x0F | 0x20..=0x5F) => ("AMD Zen 3", 3),
         (0x19, 0x10..=0x1F | 0x60..=0xAF) => ("AMD Zen 4", 4),
         (0x1A, 0x00..=0x2F | 0x40..=0x4F | 0x60..=0x7F) => ("AMD Zen 5", 5),
@@ -238,7 +233,7 @@ fn amd(family: u32, model: u32) -> Option<EventSet> {
         // EX_NO_RETIRE.LOAD_NOT_COMPLETE
         first.push((What::LoadStall, event(0xD6, 0xA2)));
     }
-    // LS_DMND_FILLS_FROM_SYS (LS_REFILLS_FROM_SYS on Zen 2, which does not tell near caches from own ones)
+    // LS_DMND_FILLS_FROM_SYS (LS_REFILLS_FROM_SYS on Zen 2, which does not separate near caches from own ones)
     let mut sources = vec![
         cycles,
         (What::FromNearMemory, event(0x43, 0x08)),
@@ -267,7 +262,7 @@ fn amd(family: u32, model: u32) -> Option<EventSet> {
     })
 }
 
-/// Arm: the driver lists the architecture's events that the core has, by name, in sysfs.
+/// Arm: the driver lists the core's architectural events by name in sysfs.
 fn arm(root: &Root) -> Option<EventSet> {
     let device = files::names(root, "/sys/bus/event_source/devices")
         .into_iter()
@@ -314,7 +309,7 @@ fn arm(root: &Root) -> Option<EventSet> {
     })
 }
 
-/// What Linux itself knows to count, on any processor.
+/// Events that Linux itself defines for any processor.
 fn generic() -> EventSet {
     let cycles = (What::Cycles, Encoding::CYCLES);
     EventSet {

@@ -1,16 +1,14 @@
-//! How full the memory controllers are.
+//! Use of the memory controllers, from the best source that works:
+//! 1. AMD from Zen 4: each controller counts its clocks and those with a busy data bus (event source `amd_umc_N`,
+//!    events 0x00 and 0x14; AMD PPR, UMC performance monitors).
+//! 2. Intel servers: each channel counts its clocks and its reads and writes of a line (event source `uncore_imc_N`,
+//!    driver's events `clockticks`, `cas_count_read`, `cas_count_write`). A line of 64 bytes takes four clocks: a
+//!    channel has 8 bytes and two transfers per clock.
+//! 3. Memory bandwidth monitoring (resctrl), if a person mounted it: bytes per second between each last-level cache and
+//!    memory, relative to the firmware's bandwidth of the node (HMAT).
 //!
-//! Three sources, the best that works:
-//! 1. AMD from Zen 4: each controller counts its clocks and those in which its data bus was busy (event source
-//!    `amd_umc_N`, events 0x00 and 0x14; AMD PPR, UMC performance monitors).
-//! 2. Intel servers: each channel counts its clocks and its reads and writes of a line (event source `uncore_imc_N`, the
-//!    events that the driver names `clockticks`, `cas_count_read` and `cas_count_write`). A line of 64 bytes takes four
-//!    clocks of a channel of 8 bytes with two transfers a clock.
-//! 3. Monitoring of memory bandwidth (resctrl), where a person mounted it: bytes per second between each last-level cache
-//!    and memory, against the bandwidth that the firmware states for the node (HMAT). Mounting it is left to people.
-//!
-//! Links between packages are not counted by any of them: a machine whose links are fuller than its controllers looks
-//! emptier than it is, and a change that needs a full link is then not tried.
+//! None of them counts links between packages. A machine with links fuller than its controllers looks emptier than it
+//! is, and a change that needs a full link is not tried.
 
 use homeostat_kernel::bytes::{hexadecimal, list, number};
 use homeostat_kernel::perf::{Encoding, Group, GroupCount, OpenError, Scope};
@@ -20,16 +18,14 @@ use std::collections::BTreeMap;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const RESCTRL: &str = "/sys/fs/resctrl";
-/// Most controllers that are counted: 12 channels of 4 packages.
+/// Most controllers counted: 12 channels of 4 packages.
 const CONTROLLERS_MAX: usize = 48;
-/// Most groups of resctrl that are summed up.
 const GROUPS_MAX: usize = 64;
-/// Clocks of a channel that a line takes.
+/// Clocks of a channel per line.
 const CLOCKS_PER_LINE: f64 = 4.0;
-/// A controller that seems fuller than this counts something else than we think.
+/// A controller that seems fuller than this counts something else.
 const FULL_MAX: f64 = 1.1;
 
-/// Which kind of controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// clocks, clocks with data.
@@ -38,7 +34,6 @@ enum Kind {
     Imc,
 }
 
-/// A memory controller and its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Controller {
     kind: Kind,
@@ -46,7 +41,7 @@ struct Controller {
     events: Vec<Encoding>,
 }
 
-/// The controllers of this machine, each with one CPU of its package that reads it.
+/// The controllers of this machine, each with a CPU of its package for reading.
 fn controllers(root: &Root) -> Vec<Controller> {
     let mut found = Vec::new();
     for device in files::names(root, DEVICES) {
@@ -104,7 +99,7 @@ fn is_numbered(device: &str, prefix: &str) -> bool {
         .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// `event=0x04,umask=0x03` as the event sources outside the cores take it; `None` with any other word.
+/// `event=0x04,umask=0x03` in the encoding of uncore event sources; `None` with any other word.
 fn config_of(text: &str) -> Option<u64> {
     let mut config = 0;
     for part in text.trim().split(',') {
@@ -119,7 +114,7 @@ fn config_of(text: &str) -> Option<u64> {
     Some(config)
 }
 
-/// Use of a controller from what it counted, 0..1.
+/// Use of a controller from its counts, 0..1.
 fn use_of(kind: Kind, count: &GroupCount) -> Option<f64> {
     let value = |i| count.count(i).map(|c| c.value as f64);
     let clocks = value(0).filter(|c| *c > 0.0)?;
@@ -131,17 +126,16 @@ fn use_of(kind: Kind, count: &GroupCount) -> Option<f64> {
     (used <= FULL_MAX).then_some(used.min(1.0))
 }
 
-/// Memory controllers being watched for a while.
+/// Memory controllers being watched.
 #[derive(Debug)]
 pub struct Links {
     began: Nanoseconds,
     controllers: Vec<(Kind, Group, GroupCount)>,
-    /// Bytes so far by node, from resctrl.
     bytes: BTreeMap<u32, u64>,
 }
 
 impl Links {
-    /// Begins to watch. On machines that cannot, nothing is watched.
+    /// Begins to watch. On machines without a source, nothing is watched.
     pub fn begin(root: &Root, now: Nanoseconds) -> Self {
         let mut watched = Vec::new();
         for controller in controllers(root) {
@@ -154,7 +148,7 @@ impl Links {
                         watched.push((controller.kind, group, count));
                     }
                 }
-                // The same for all the others.
+                // The other controllers would fail the same way.
                 Err(OpenError::Denied(_)) => break,
                 Err(_) => {}
             }
@@ -171,8 +165,7 @@ impl Links {
         }
     }
 
-    /// Use of the fullest controller (or of the node with the fullest ones) since the beginning, 0..1; `None` when nothing
-    /// could be watched.
+    /// Use of the fullest controller or node since the beginning, 0..1; `None` if nothing could be watched.
     pub fn busiest(&self, root: &Root, now: Nanoseconds) -> Option<f64> {
         let mut counted = self
             .controllers
@@ -199,7 +192,7 @@ impl Links {
     }
 }
 
-/// What could be watched on this machine, in words; `Err` with what is missing.
+/// What can be watched on this machine, in words; `Err` with what is missing.
 pub fn describe(root: &Root) -> Result<String, String> {
     let found = controllers(root);
     if !found.is_empty() {
@@ -230,14 +223,13 @@ pub fn describe(root: &Root) -> Result<String, String> {
     ))
 }
 
-/// Bytes per second that a node's memory can deliver to its own CPUs, from the firmware (HMAT), which states MiB.
+/// Bytes per second from a node's memory to its own CPUs, from the firmware (HMAT), which states MiB.
 fn bandwidth(root: &Root, node: u32) -> Option<f64> {
     let path = format!("/sys/devices/system/node/node{node}/access0/initiators/read_bandwidth");
     let mib = number(files::text(root, &path)?.as_bytes()).filter(|n| *n > 0)?;
     Some(mib as f64 * 1024.0 * 1024.0)
 }
 
-/// Domains with monitoring: name of the directory and number of the cache.
 fn domains(root: &Root) -> Vec<(String, u32)> {
     files::names(root, &format!("{RESCTRL}/mon_data"))
         .into_iter()
@@ -249,8 +241,8 @@ fn domains(root: &Root) -> Vec<(String, u32)> {
         .collect()
 }
 
-/// Bytes between the caches of each node and memory since the machine started, over all groups. A group that comes or goes
-/// between two readings makes the difference wrong once; a sum that goes back is dropped by the caller.
+/// Bytes between the caches of each node and memory since boot, over all groups. A group that comes or goes makes one
+/// difference wrong; the caller drops a negative one.
 fn bytes_by_node(root: &Root) -> BTreeMap<u32, u64> {
     let domains = domains(root);
     if domains.is_empty() {
@@ -271,7 +263,7 @@ fn bytes_by_node(root: &Root) -> BTreeMap<u32, u64> {
     for (name, id) in domains {
         let Some(node) = nodes.get(&id) else { continue };
         for group in &groups {
-            // "Unavailable" and "Error" are answers, too.
+            // "Unavailable" and "Error" are possible answers.
             let bytes = files::text(root, &format!("{group}/mon_data/{name}/mbm_total_bytes"))
                 .and_then(|t| number(t.as_bytes()));
             if let Some(bytes) = bytes {
@@ -283,14 +275,14 @@ fn bytes_by_node(root: &Root) -> BTreeMap<u32, u64> {
     sums
 }
 
-/// Which node each level-3 cache is on, by the number of the cache.
+/// Node of each level-3 cache, by the number of the cache.
 fn nodes_of_caches(root: &Root) -> BTreeMap<u32, u32> {
     let mut found = BTreeMap::new();
     for node in files::numbered(root, "/sys/devices/system/node", "node") {
         let mut cpus = files::text(root, &format!("/sys/devices/system/node/node{node}/cpulist"))
             .and_then(|t| list(t.as_bytes()))
             .unwrap_or_default();
-        // One CPU of each cache is asked.
+        // One CPU of each cache suffices.
         while let Some(cpu) = cpus.first().copied() {
             let base = format!("/sys/devices/system/cpu/cpu{cpu}/cache/index3");
             let id = files::text(root, &format!("{base}/id"))

@@ -1,14 +1,13 @@
-//! What the processor's event counters say about a workload: where its cycles go, where its lines come from, what
-//! prefetch does to memory. They predict and they prove a mechanism; they never judge an experiment.
+//! Hardware event counters of a workload: where its cycles go, where its lines come from, traffic of prefetch. They
+//! predict, and they prove a mechanism, but never judge an experiment.
 //!
-//! A workload that is looked at in detail is counted for a *window* now and then: one group of events after the other
-//! ([`PHASE`] each), on up to [`THREADS_MAX`] of its threads and those that they make meanwhile, then the counters are
-//! closed and rest for [`REST`]. So our own groups never take turns with one another, few descriptors are open, and the
-//! program pays for counters (a little at each switch of threads) in one tenth of the time at most.
+//! A workload with detailed sampling is counted in *windows*. Groups of events run in sequence ([`PHASE`] each), on up
+//! to [`THREADS_MAX`] threads and their new threads. Then the counters close and rest for [`REST`]. So our groups never
+//! multiplex with each other, few descriptors are open, and the program pays for counters at most a tenth of the time.
 //!
-//! Hardware counters belong to whoever was there first. Nothing is pinned; a running profiler makes us close and wait
-//! ([`others`]); and where others' events leave a group too few turns to be extrapolated within [`ERROR_MAX`], its figures
-//! are unknown, not wrong. Unknown figures are NaN, and the strategies that need them decline.
+//! Hardware counters belong to the first user. Nothing is pinned, and counters give way to a running profiler
+//! ([`others`]). If others' events leave a group too little time for extrapolation within [`ERROR_MAX`], its figures
+//! are unknown. Unknown figures are NaN, and the strategies that need them decline.
 
 pub mod events;
 pub mod links;
@@ -24,44 +23,39 @@ use homeostat_model::{Counters, Nanoseconds, Workload, WorkloadId};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long each group of events is counted.
+/// Counting time of each group of events.
 pub const PHASE: Nanoseconds = Nanoseconds::from_secs(2);
-/// How long a workload rests between two windows.
+/// Rest of a workload between two windows.
 pub const REST: Nanoseconds = Nanoseconds::from_secs(90);
-/// How old a window may be to say anything about now.
+/// Age up to which a window describes the present.
 const FRESH: Nanoseconds = Nanoseconds::from_secs(300);
-/// A window whose workload is no longer looked at is closed after this.
+/// A window closes this long after its workload's last sample.
 const ABANDONED: Nanoseconds = Nanoseconds::from_secs(10);
-/// Most threads that are counted in a window; of more, an even sample.
+/// Most threads counted in a window; of more, an even sample.
 pub const THREADS_MAX: usize = 64;
-/// Longest time that opening counters may take at once. Threads that are left over are not counted in this phase.
+/// Longest time to open counters in one call. The remaining threads are not counted in this phase.
 const OPENING_MAX: Duration = Duration::from_millis(15);
-/// Most processes of a workload whose threads are looked for.
 const PROCESSES_MAX: usize = 256;
-/// Most windows that are open at one time.
 const WINDOWS_MAX: usize = 2;
-/// Most workloads whose last window is remembered.
 const REMEMBERED_MAX: usize = 256;
-/// Largest standard error from taking turns (see [`Count::relative_error`]) with which a figure is known.
+/// Largest standard error from multiplexing (see [`Count::relative_error`]) with which a figure is known.
 pub const ERROR_MAX: f64 = 0.1;
-/// Least time that a group must have counted, in all threads together.
+/// Least counting time of a group, in all threads together.
 const COUNTED_MIN_NS: u64 = 20_000_000;
 
-/// Latencies in nanoseconds by which stalls are shared out to the places that lines came from, where the processor counts
-/// the stalls as one: caches of the own domain, of another one, memory of the own and of another node. A two-socket x86
-/// machine of 2020 (specification, machine-model B.2); used as ratios only.
+/// Latencies (ns) that split stalls, where counted as one, among sources of lines: own cache, other cache, near and far
+/// memory. A two-socket x86 machine of 2020 (specification, machine-model B.2); used as ratios only.
 const OWN_CACHE_NS: f64 = 15.0;
 const OTHER_CACHE_NS: f64 = 100.0;
 const NEAR_MEMORY_NS: f64 = 90.0;
 const FAR_MEMORY_NS: f64 = 145.0;
-/// Cycles of a page-table walk where only walks are counted (the same source). Nested paging makes them longer.
+/// Cycles of a page-table walk if only walks are counted (same source). Nested paging makes walks longer.
 const WALK_CYCLES: f64 = 35.0;
 
-/// What one phase counted, over all threads, extrapolated.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Totals {
     values: BTreeMap<What, f64>,
-    /// Nanoseconds that the groups were wanted and that they counted, over all threads.
+    /// Nanoseconds requested and counted, over all threads.
     enabled_ns: u64,
     running_ns: u64,
 }
@@ -77,7 +71,6 @@ impl Totals {
         }
     }
 
-    /// Whether its figures are worth anything.
     fn is_known(&self) -> bool {
         let time = Count {
             value: 0,
@@ -97,11 +90,11 @@ pub struct Reading {
     pub at: Nanoseconds,
     /// Threads that were counted at its beginning.
     pub threads: usize,
-    /// Least share of the wanted time that a group counted: below 1 others had turns.
+    /// Smallest share of the requested time that a group counted: below 1, others used the counters.
     pub coverage: f64,
 }
 
-/// Figures from what the phases counted. `nodes`: memory nodes of the machine; `busiest_link` from [`Links`].
+/// Figures from the phases' counts. `nodes`: memory nodes of the machine; `busiest_link` from [`Links`].
 fn figures(totals: &[Totals], nodes: usize, busiest_link: Option<f64>) -> Option<Counters> {
     let known = || totals.iter().filter(|t| t.is_known());
     // Values of one group, so that they were counted at the same time.
@@ -156,7 +149,7 @@ fn figures(totals: &[Totals], nodes: usize, busiest_link: Option<f64>) -> Option
 
 /// Shares of the cycles that waited for memory and for other domains' caches.
 fn stalls(share: &impl Fn(What) -> Option<f64>) -> (Option<f64>, Option<f64>) {
-    // By how often each place delivered and how long each takes.
+    // Weighted by deliveries and latency of each place.
     let weight = |what: What, ns: f64| share(what).map(|per_cycle| per_cycle * ns);
     let near_memory = weight(What::FromNearMemory, NEAR_MEMORY_NS);
     let far_memory = weight(What::FromFarMemory, FAR_MEMORY_NS);
@@ -174,7 +167,7 @@ fn stalls(share: &impl Fn(What) -> Option<f64>) -> (Option<f64>, Option<f64>) {
                 (Some(0.0), Some(0.0))
             }
         }
-        // All of it is beyond the last-level cache; how much of that came from other caches is unknown.
+        // All of it is beyond the last-level cache; the share of other caches is unknown.
         _ => (Some(stall), None),
     };
     if let Some(stall) = share(What::MissStall) {
@@ -182,13 +175,13 @@ fn stalls(share: &impl Fn(What) -> Option<f64>) -> (Option<f64>, Option<f64>) {
     }
     match (share(What::LoadStall), own_cache) {
         (Some(stall), Some(own)) => split(stall, own),
-        // Without the places all levels are in it: more than the memory's part, so not that.
+        // Without the places the stall includes all levels: more than memory's part, so it is unusable.
         (Some(_), None) => (None, None),
         (None, _) => (share(What::BackendMemoryStall), None),
     }
 }
 
-/// (share of the memory traffic that is prefetch nobody used, share of the demand misses that prefetch covered).
+/// (Share of the memory traffic that is unused prefetch, share of the demand misses that prefetch covered.)
 fn prefetch(together: &impl Fn(&[What]) -> Option<Vec<f64>>) -> Option<(f64, f64)> {
     let lines = together(&[What::LinesAll, What::LinesDemand])
         .and_then(|v| match v[..] {
@@ -205,8 +198,7 @@ fn prefetch(together: &impl Fn(&[What]) -> Option<Vec<f64>>) -> Option<(f64, f64
     if demand + prefetched <= 0.0 || prefetched <= 0.0 {
         return Some((0.0, 0.0));
     }
-    // A useful line would be fetched without prefetch, too: only the useless ones are traffic to save. On processors that
-    // do not tell them apart neither is known.
+    // A useful line would be fetched anyway, so only useless lines are savings. Without that split, both are unknown.
     let useless = together(&[What::PrefetchMisses, What::PrefetchUseless]).and_then(|v| match v[..] {
         [misses, useless] if misses > 0.0 => Some((useless / misses).clamp(0.0, 1.0)),
         _ => None,
@@ -220,26 +212,21 @@ fn prefetch(together: &impl Fn(&[What]) -> Option<Vec<f64>>) -> Option<(f64, f64
     Some((prefetched * useless / (demand + prefetched), covers))
 }
 
-/// A window under way.
 #[derive(Debug)]
 struct Window {
-    /// Beginning of the phase.
     began: Nanoseconds,
-    /// When it was last looked at.
     touched: Nanoseconds,
     threads: usize,
     links: Links,
-    /// Which group is counted now.
     phase: usize,
     groups: Vec<(Group, GroupCount)>,
     totals: Vec<Totals>,
 }
 
-/// Counts workloads by windows. One per platform.
+/// Counts workloads in windows. One per platform.
 #[derive(Debug, Default)]
 pub struct HardwareCounters {
     set: Option<EventSet>,
-    /// This machine does not count, and why.
     impossible: Option<String>,
     windows: BTreeMap<WorkloadId, Window>,
     readings: BTreeMap<WorkloadId, Reading>,
@@ -249,7 +236,7 @@ pub struct HardwareCounters {
 }
 
 impl HardwareCounters {
-    /// As [`HardwareCounters::default`], with a set of events of its own: any that the kernel counts.
+    /// As [`HardwareCounters::default`], with another set of events: any that the kernel counts.
     pub fn with_events(set: EventSet) -> Self {
         Self {
             set: Some(set),
@@ -257,7 +244,7 @@ impl HardwareCounters {
         }
     }
 
-    /// Which profilers run now. Our counters give way to them.
+    /// Profilers that run now. Our counters give way to them.
     pub fn yield_to(&mut self, profilers: Vec<Profiler>) {
         if !profilers.is_empty() {
             self.windows.clear();
@@ -265,13 +252,12 @@ impl HardwareCounters {
         self.profilers = profilers;
     }
 
-    /// Why nothing is counted on this machine, once that is known.
+    /// Reason why nothing is counted on this machine, once known.
     pub fn impossible(&self) -> Option<&str> {
         self.impossible.as_deref()
     }
 
-    /// Goes on with the window of a workload, or begins one when its time has come. To be called at each detailed sample.
-    /// `nodes`: memory nodes of the machine.
+    /// Continues the window of a workload, or begins one when due, at each detailed sample. `nodes`: memory nodes.
     pub fn follow(&mut self, root: &Root, workload: &Workload, nodes: usize, now: Nanoseconds) {
         if self.impossible.is_some() || !self.profilers.is_empty() || !root.is_live() {
             return;
@@ -309,7 +295,7 @@ impl HardwareCounters {
                 self.windows.insert(workload.id.clone(), window);
             }
             Err(OpenError::Busy(_) | OpenError::Vanished) => self.note_end(workload.id.clone(), now),
-            // The same for every workload: not tried again.
+            // The same for every workload, so it is not tried again.
             Err(e @ (OpenError::Denied(_) | OpenError::Unsupported(_))) => {
                 self.impossible = Some(e.to_string())
             }
@@ -353,7 +339,7 @@ impl HardwareCounters {
         }
     }
 
-    /// Closes windows that nobody looks at any more. To be called at each sample.
+    /// Closes windows of workloads that are no longer sampled. Call it at each sample.
     pub fn sweep(&mut self, now: Nanoseconds) {
         self.windows.retain(|_, w| now - w.touched < ABANDONED);
     }
@@ -365,7 +351,7 @@ impl HardwareCounters {
         self.ended.retain(|id, _| lives(id));
     }
 
-    /// What the last window said about a workload, unless it is too old.
+    /// Result of a workload's last window, unless it is too old.
     pub fn latest(&self, workload: &WorkloadId, now: Nanoseconds) -> Option<&Reading> {
         self.readings.get(workload).filter(|r| now - r.at < FRESH)
     }
@@ -377,7 +363,6 @@ impl Window {
         let mut totals = Totals::default();
         if let Some(events) = set.groups.get(self.phase) {
             for (group, begin) in &self.groups {
-                // A group that lost its place counted nothing that is worth anything.
                 if let Ok(count) = group.read() {
                     totals.add(events, &count.since(begin));
                 }
@@ -390,16 +375,16 @@ impl Window {
             return false;
         };
         self.began = now;
-        // What cannot be opened now is unknown; the phases after it may be possible.
+        // A group that cannot be opened now is unknown; later phases may work.
         self.groups = open_groups(root, workload, events).unwrap_or_default();
         true
     }
 }
 
-/// One group on each of the workload's threads, or on an even sample of them, with what each has counted so far.
+/// One group on each of the workload's threads, or on an even sample, with the count so far.
 ///
 /// # Errors
-/// When none could be opened: why the last one could not.
+/// The reason for the last failure if none could be opened.
 fn open_groups(
     root: &Root,
     workload: &Workload,
@@ -441,10 +426,9 @@ fn open_groups(
     }
 }
 
-/// Most threads of one process that are listed.
 const THREADS_LISTED_MAX: usize = 4096;
 
-/// What this machine can count, found by opening counters on ourselves; nothing is left open.
+/// Events that this machine can count, tested by opening counters on ourselves; none stays open.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ability {
     /// The name of the set of events.
@@ -453,7 +437,7 @@ pub struct Ability {
     pub works: Vec<What>,
     /// Events of it that could not.
     pub fails: Vec<What>,
-    /// Why not even cycles and instructions could be, if so.
+    /// Reason if not even cycles and instructions could be opened.
     pub refused: Option<OpenError>,
 }
 
@@ -498,7 +482,7 @@ impl Ability {
         self.works.contains(&what)
     }
 
-    /// Figures of [`Counters`] that can be had, and those that cannot, in words.
+    /// Available and missing figures of [`Counters`], in words.
     pub fn figures(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         let any = |list: &[What]| list.iter().any(|w| self.counts(*w));
         let all = |list: &[What]| list.iter().all(|w| self.counts(*w));

@@ -1,10 +1,9 @@
-//! Who else uses the processor's event counters. homeostat yields: while a profiler runs it opens none, and closes those
-//! it has.
+//! Other users of the processor's event counters. While a profiler runs, homeostat closes its counters and opens none.
 
 use homeostat_kernel::{Root, files};
 
-/// Profilers by their name in `/proc/PID/comm` (cut to 15 characters by the kernel). Those marked program the counters by
-/// themselves, behind the kernel's back: what the kernel counts meanwhile is wrong, and so is what they count.
+/// Profilers by their name in `/proc/PID/comm` (cut to 15 characters by the kernel). Marked ones program the counters
+/// behind the kernel's back, so the kernel's counts and theirs are wrong meanwhile.
 const PROFILERS: &[(&str, bool)] = &[
     ("AMDuProfCLI", false),
     ("AMDuProfPcm", true),
@@ -30,11 +29,11 @@ const PROFILERS: &[(&str, bool)] = &[
 pub struct Profiler {
     /// Its name.
     pub name: &'static str,
-    /// It programs the counters by itself, not through the kernel.
+    /// It programs the counters itself, not through the kernel.
     pub direct: bool,
 }
 
-/// The profiler that a program name stands for.
+/// The profiler with this program name.
 pub fn by_program(comm: &str) -> Option<Profiler> {
     PROFILERS
         .iter()

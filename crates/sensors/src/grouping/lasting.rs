@@ -1,23 +1,20 @@
-//! Names and arguments without what a single run invents.
+//! Names and arguments without the text of a single run; it is masked with `*`.
 //!
-//! History is keyed by what is left, so it must be the same after a restart, and two servers of one machine that a
-//! person told apart must stay apart. Names of files that a person writes (`.service` units) lose only what no person
-//! types: UUIDs, long random ids, times. Names that a program makes for one run (scopes and other groups) also lose
-//! counters and process ids. Everything here masks with `*`.
+//! The rest is the key of history: it must survive a restart, and keep apart two servers that a person told apart.
+//! Names that a person writes (`.service` units) lose only UUIDs, long random ids, and times. Names that a program
+//! makes for one run (scopes and other groups) also lose counters and process ids.
 
 use crate::processes::one_line;
 use homeostat_kernel::bytes::fingerprint;
 
-/// Shortest run of hexadecimal digits that is taken for an id, where digits and letters are mixed.
+/// Shortest run of hexadecimal digits, letters and numerals mixed, that counts as an id.
 const HEX_MIN: usize = 12;
-/// Shortest number that is taken for a time or a random id.
+/// Shortest number that counts as a time or a random id.
 const LONG_NUMBER: usize = 10;
-/// Ports from here on are given out by the kernel for one connection or one run.
-/// Source: `net.ipv4.ip_local_port_range`, Linux's default.
+/// Ports that the kernel assigns for one connection or run: Linux's default of `net.ipv4.ip_local_port_range`.
 const EPHEMERAL_PORTS: std::ops::RangeInclusive<u32> = 32_768..=60_999;
-/// A random token is at least this long …
 const TOKEN_MIN: usize = 8;
-/// … and changes between letters and digits at least this often.
+/// Least changes between letters and digits in a random token.
 const TOKEN_SWITCHES: usize = 3;
 
 /// Words before a number that counts runs.
@@ -40,7 +37,7 @@ const COUNTED: &[&str] = &[
     "task",
     "tasks",
 ];
-/// Those of them that also stand right before the number.
+/// Words of [`COUNTED`] that may also touch the number.
 const GLUED: &[&str] = &["job", "pid", "step", "task"];
 
 /// A name for people: one line, and ids of 32 digits or more cut to 12.
@@ -56,15 +53,13 @@ pub(super) fn short(name: &str) -> String {
     one_line(out.as_bytes())
 }
 
-/// What lasts of the name of a systemd unit.
-///
-/// Transient units carry a number of this run: `run-u17.service`, `run-r4f…e.scope`, `app-x-4711.scope`. So does a
-/// service that D-Bus starts: `dbus-:1.2-org.example@0.service`.
+/// The lasting part of the name of a systemd unit. Transient units carry a number of this run: `run-u17.service`,
+/// `run-r4f…e.scope`, `app-x-4711.scope`. So does a service that D-Bus starts: `dbus-:1.2-org.example@0.service`.
 pub(super) fn unit(name: &str) -> String {
     let (base, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
     let transient = base.strip_prefix("run-").is_some_and(|rest| {
         let rest = rest.trim_start_matches(['u', 'r', 'p', 'i']);
-        // `run-cafe.service` is a person's.
+        // A person wrote `run-cafe.service`.
         rest.contains(|c: char| c.is_ascii_digit())
             && rest
                 .chars()
@@ -90,7 +85,7 @@ pub(super) fn unit(name: &str) -> String {
     strong(name)
 }
 
-/// What lasts of the name of a group that a program made.
+/// The lasting part of the name of a group that a program made.
 pub(super) fn group(name: &str) -> String {
     if is_named_by_systemd(name) {
         unit(name)
@@ -99,7 +94,7 @@ pub(super) fn group(name: &str) -> String {
     }
 }
 
-/// What lasts of a whole path of groups.
+/// The lasting part of a whole path of groups.
 pub(super) fn path(path: &str) -> String {
     let mut counted = false;
     let parts: Vec<String> = path
@@ -119,8 +114,8 @@ pub(super) fn path(path: &str) -> String {
     parts.join("/")
 }
 
-/// What lasts of the name of a virtual machine or a system container: a person chose it, but libvirt puts a number of this
-/// run before it (`qemu\x2d3\x2ddatabase`).
+/// The lasting part of the name of a virtual machine or system container: a person chose it, but libvirt puts a number
+/// of this run before it (`qemu\x2d3\x2ddatabase`).
 pub(super) fn machine(name: &str) -> String {
     let plain = unescaped(name);
     let Some(at) = plain.find("qemu-").or_else(|| plain.find("lxc-")) else {
@@ -147,17 +142,17 @@ fn is_counted(word: &str) -> bool {
     COUNTED.iter().any(|c| c.eq_ignore_ascii_case(word))
 }
 
-/// `\x2d` is how systemd writes a dash inside of a name.
+/// `\x2d` is systemd's escape of a dash in a name.
 fn unescaped(name: &str) -> String {
     name.replace("\\x2d", "-")
 }
 
-/// Masks what nobody types: UUIDs, long random ids, times.
+/// Masks text that no person types: UUIDs, long random ids, times.
 fn strong(name: &str) -> String {
     masked(name, false)
 }
 
-/// Masks also what counts runs: numbers after words such as `job`, process ids, random tokens.
+/// Masks counters of runs, too: numbers after words such as `job`, process ids, random tokens.
 fn weak(name: &str) -> String {
     masked(name, true)
 }
@@ -185,10 +180,10 @@ fn masked(name: &str, weakly: bool) -> String {
         } else {
             push_number_of_word(&mut out, token, weakly);
         }
-        // `job_17_3`: a number of a counted thing may itself be counted on.
+        // `job_17_3`: the number of a counted thing may have another counter after it.
         counted = is_counted(token) || counted && number;
     }
-    // Names that hold nothing of one run stay as they are, escapes included.
+    // Names without text of one run stay unchanged, escapes included.
     if out == plain { name.to_owned() } else { out }
 }
 
@@ -198,7 +193,7 @@ fn is_a_port_that_lasts(token: &str) -> bool {
         .is_ok_and(|port| port <= 65_535 && !EPHEMERAL_PORTS.contains(&port))
 }
 
-/// A word with a number right behind it: `job17`.
+/// A word directly followed by a number: `job17`.
 fn push_number_of_word(out: &mut String, token: &str, weakly: bool) {
     let split = token.find(|c: char| c.is_ascii_digit()).unwrap_or(token.len());
     let (word, number) = token.split_at(split);
@@ -210,7 +205,7 @@ fn push_number_of_word(out: &mut String, token: &str, weakly: bool) {
     }
 }
 
-/// Whether no person would type it: a long number, or a run of hexadecimal digits that is long or mixed.
+/// Whether no person would type it: a long number, or a long or mixed run of hexadecimal digits.
 fn is_id(token: &str) -> bool {
     let digits = token.bytes().filter(u8::is_ascii_digit).count();
     let hex = token.bytes().all(|b| b.is_ascii_hexdigit());
@@ -220,7 +215,7 @@ fn is_id(token: &str) -> bool {
         || hex && token.len() >= HEX_MIN && digits > 0 && digits < token.len()
 }
 
-/// Whether letters and digits are mixed as no word mixes them.
+/// Whether letters and digits mix as in no word.
 fn is_random(token: &str) -> bool {
     let kinds: Vec<bool> = token.bytes().map(|b| b.is_ascii_digit()).collect();
     let switches = kinds
@@ -230,7 +225,7 @@ fn is_random(token: &str) -> bool {
     token.len() >= TOKEN_MIN && switches >= TOKEN_SWITCHES
 }
 
-/// Runs of letters and digits, and what is between them, in order.
+/// Runs of letters and digits, and the text between them, in order.
 fn tokens(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -245,7 +240,6 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Masks UUIDs, written with dashes or underscores.
 fn without_uuids(text: &str) -> String {
     const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
     let all: Vec<&str> = tokens(text).collect();
@@ -261,7 +255,7 @@ fn without_uuids(text: &str) -> String {
                     .is_some_and(|s| matches!(*s, "-" | "_"));
             sound && tied
         });
-        // `pod0f0f0f0f_1111_…`: the first group may stand right behind a word.
+        // `pod0f0f0f0f_1111_…`: the first group may directly follow a word.
         let glued = (!is_uuid && token.len() > 8)
             .then(|| token.split_at_checked(token.len() - 8))
             .flatten();
@@ -291,26 +285,25 @@ fn without_uuids(text: &str) -> String {
     out
 }
 
-/// A hash of the arguments without what changes from run to run, so that the fingerprint survives a restart but two
-/// servers with different configurations stay apart. Arguments may hold secrets, so only their hash is kept.
+/// A hash of the arguments without their changes from run to run. The fingerprint survives a restart, but two servers
+/// with different configurations stay apart. Arguments may hold secrets, so only their hash is kept.
 ///
-/// Masked: values of options about process ids, descriptors and sockets handed over (`--pid`, `--parent-pid`,
-/// `--fd`, also in lists as `fd=30,vhost=on`); runs of ten or more digits (times, random ids); hexadecimal ids from
-/// 12 digits on; UUIDs; libvirt's `domain-3-name`; ports that the kernel gives out, after a colon or an option about
-/// ports; and in parts of paths below `/tmp`, `/var/tmp`, `/run`, `/var/run`, `/dev/shm`: runs of more than 3 digits,
-/// and endings in the manner of `mkstemp(3)` (a dot, dash or underscore and 6 to 12 letters and digits of mixed kind).
-/// Kept: every other number, so ports (`--port 6380`, `*:6380`, `-p 5433`), sizes and counts.
+/// Options about process ids, descriptors and sockets handed over have their values masked (`--pid`, `--parent-pid`,
+/// `--fd`, also in lists as `fd=30,vhost=on`). So are runs of ten or more digits (times, random ids), hexadecimal ids
+/// from 12 digits on, UUIDs, libvirt's `domain-3-name`. Kernel-assigned ports are masked after a colon or an option
+/// about ports. Below `/tmp`, `/var/tmp`, `/run`, `/var/run`, `/dev/shm`, runs of more than 3 digits are masked, too.
+/// So are endings of `mkstemp(3)`: a dot, dash or underscore and 6 to 12 letters and digits of mixed kind. Other
+/// numbers stay: ports (`--port 6380`, `*:6380`, `-p 5433`), sizes and counts.
 pub(super) fn arguments(command_line: &[u8]) -> u64 {
     hash(command_line, mask)
 }
 
-/// The same as the version before masked it: history of that version is keyed by it.
+/// As the previous version masked it: that version's history has it as key.
 pub(super) fn former_arguments(command_line: &[u8]) -> u64 {
     hash(command_line, former_mask)
 }
 
 fn hash(command_line: &[u8], mask: impl Fn(&str, &str) -> String) -> u64 {
-    /// Options whose value is a number of this run.
     const RUN_OPTIONS: &[&str] = &[
         "pid",
         "ppid",
@@ -320,7 +313,6 @@ fn hash(command_line: &[u8], mask: impl Fn(&str, &str) -> String) -> u64 {
         "listen-fd",
         "start-time",
     ];
-    /// Most arguments that take part.
     const ARGUMENTS_MAX: usize = 256;
     let mut parts: Vec<String> = Vec::new();
     let mut masks_next = false;
@@ -431,11 +423,11 @@ fn former_mask(text: &str, _option: &str) -> String {
     out
 }
 
-/// Writes one run of letters and digits, masked where it belongs to this run of the program.
+/// Writes one run of letters and digits, masked if it belongs to this run of the program.
 fn push_masked(out: &mut String, run: &str, temporary: bool, before: Option<char>) {
     let digits = |c: char| c.is_ascii_digit();
     let random_hex = run.len() >= 32 && run.bytes().all(|b| b.is_ascii_hexdigit());
-    // mkstemp's letters: digits and letters mixed, or both cases mixed inside the word.
+    // mkstemp's letters: digits and letters mixed, or both cases within the word.
     let kinds = [
         run.chars().any(digits),
         run.chars().skip(1).any(|c| c.is_ascii_uppercase()),

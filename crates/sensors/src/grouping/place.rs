@@ -1,20 +1,20 @@
-//! Where the control groups put a process, and who holds that place.
+//! The place of a process in the control groups, and the place's owner.
 //!
-//! A place is keyed by the whole path of its group, so two groups with similar names never become one workload. A name
-//! counts as a container's only while every directory above it belongs to root: whoever owns a directory chooses the
-//! names below it. Below a unit that delegates its subtree, the next group is the workload, since such a unit is a
-//! manager that runs other people's programs.
+//! A place is keyed by the whole path of its group, so two groups with similar names never become one workload. A
+//! container's name counts only if root owns every directory above it, because a directory's owner chooses the names
+//! below. Below a unit that delegates its subtree, the next group is the workload: the unit manages other people's
+//! programs.
 
 use crate::grouping::lasting;
 use homeostat_model::Owner;
 
-/// What kind of group a process is in.
+/// Kind of group that a process is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PlaceKind {
-    /// In none that names anything.
+    /// In no group that names anything.
     #[default]
     Nowhere,
-    /// In a container that a runtime of root's made.
+    /// In a container that root's runtime made.
     Container,
     /// In a systemd unit, or in a group below one that delegates.
     Unit,
@@ -22,39 +22,39 @@ pub enum PlaceKind {
     Cgroup,
 }
 
-/// Where the control groups put a process.
+/// Place of a process in the control groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// What kind of group it is.
+    /// Kind of group.
     pub kind: PlaceKind,
-    /// The whole path of the group: its key. Empty where the kind is [`PlaceKind::Nowhere`].
+    /// The whole path of the group: its key. Empty for [`PlaceKind::Nowhere`].
     pub path: String,
     /// A short name for people, e.g. `docker-0123456789ab`. Two places may have one name.
     pub name: String,
-    /// What of the place lasts over restarts, for the fingerprint.
+    /// Part of the name that survives restarts, for the fingerprint.
     pub lasting: String,
-    /// Who holds it.
+    /// Owner of the place.
     pub holder: Holder,
 }
 
-/// Who holds a place.
+/// Owner of a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
-    /// Root made it for one program: whoever runs in it is root's.
+    /// Root made it for one program: all its processes are root's.
     #[default]
     Machine,
-    /// Nobody in particular: the user of each process decides.
+    /// No single owner: the user of each process decides.
     Whoever,
-    /// Somebody else than root.
+    /// An owner other than root.
     Owner(Owner),
 }
 
-/// What is known of the control groups beyond the text of `/proc/PID/cgroup`.
+/// Facts about control groups beyond the text of `/proc/PID/cgroup`.
 pub trait Groups {
-    /// Who else than root may make groups in this directory; `None` for root alone, and where that cannot be seen.
-    /// `hierarchy` is the second field of `/proc/PID/cgroup`: empty for the unified one.
+    /// Who besides root may make groups in this directory; `None` for root alone, or if unknown. `hierarchy` is the
+    /// second field of `/proc/PID/cgroup`: empty for the unified one.
     fn writer(&self, hierarchy: &str, path: &str) -> Option<Writer>;
-    /// Whether the unit at this path was delegated its subtree (`Delegate=`).
+    /// Whether the unit at this path has its subtree delegated (`Delegate=`).
     fn delegates(&self, hierarchy: &str, path: &str, unit: &str) -> bool;
 }
 
@@ -67,7 +67,7 @@ pub enum Writer {
     Others,
 }
 
-/// Nothing is known beyond the text.
+/// No facts beyond the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextOnly;
 
@@ -80,7 +80,7 @@ impl Groups for TextOnly {
     }
 }
 
-/// Units that are known to run other people's programs in groups below their own, whatever is written about them.
+/// Units known to run other people's programs in groups below their own, whatever their `Delegate=`.
 const MANAGERS: &[&str] = &[
     "buildkit.service",
     "condor.service",
@@ -110,7 +110,7 @@ const MANAGERS: &[&str] = &[
     "snap.microk8s.daemon-kubelite.service",
 ];
 
-/// Units in which root starts programs for whoever asks: no program there says anything about the next one.
+/// Units in which root starts programs on request: one program there is no evidence about the next.
 const STARTERS: &[&str] = &[
     "anacron.service",
     "atd.service",
@@ -152,8 +152,8 @@ pub fn place(cgroup: &[u8], groups: &dyn Groups) -> Place {
     by_resources(&best, &resources).unwrap_or(best)
 }
 
-/// The group of a job whose manager makes groups in the hierarchies of version 1 controllers only, as Slurm did. Elsewhere such
-/// groups say nothing: tools put whole sessions into them.
+/// The group of a job whose manager makes groups only in hierarchies of version 1 controllers, as Slurm did. Other such
+/// groups are no evidence: tools put whole sessions into them.
 fn by_resources(best: &Place, resources: &[(&str, &str)]) -> Option<Place> {
     let unit = best.path.rsplit('/').next().unwrap_or_default();
     if best.kind != PlaceKind::Unit || !MANAGERS.contains(&unit) {
@@ -179,7 +179,6 @@ fn by_resources(best: &Place, resources: &[(&str, &str)]) -> Option<Place> {
     })
 }
 
-/// What a walk from the root of a hierarchy down to a group finds.
 struct Walk {
     container: Option<Place>,
     place: Place,
@@ -194,11 +193,10 @@ impl Walk {
         {
             parts.pop();
         }
-        // A group outside of our own namespace is shown with "/../": no directory of ours is it.
+        // A group outside our namespace is shown with "/../": it has no directory here.
         let is_inside = !path.split('/').any(|part| part == "..");
         let to = |index: usize| format!("/{}", parts.get(..=index).unwrap_or_default().join("/"));
         let mut holder: Option<Holder> = None;
-        // Whether root chose the name that comes next.
         let mut by_root = true;
         let mut unit: Option<usize> = None;
         let mut delegating = false;
@@ -250,8 +248,7 @@ impl Walk {
     }
 }
 
-/// The place of a process that is in no container: the innermost unit, the next group below one that delegates, or
-/// another group.
+/// The place of a process in no container: innermost unit, next group below a delegating unit, or another group.
 fn named(
     parts: &[&str],
     unit: Option<usize>,
@@ -277,7 +274,7 @@ fn named(
             kind: PlaceKind::Cgroup,
             name: lasting::short(path.trim_start_matches('/')),
             lasting: format!("cgroup {}", lasting::path(&path)),
-            // Whoever made a group that is no unit of systemd, the programs in it may be anybody's.
+            // The programs in a group that is no systemd unit may be anybody's.
             holder: holder.unwrap_or(Holder::Whoever),
             path,
         };
@@ -301,7 +298,7 @@ fn named(
             lasting: format!("unit {}/{}", lasting::unit(name), lasting::group(group)),
             holder: holder.unwrap_or(Holder::Whoever),
         },
-        // The user's own service manager is a container of units, not a unit that anybody means.
+        // A user's service manager holds units; it is not itself a workload.
         None if is_user_manager => nowhere(holder),
         None => Place {
             kind: PlaceKind::Unit,
@@ -313,7 +310,7 @@ fn named(
     }
 }
 
-/// Accounts of services are the machine's, whatever is delegated to them.
+/// Service accounts belong to the machine, even with delegation.
 fn of_user(user: u32) -> Holder {
     if user < crate::grouping::PERSONS_FROM {
         Holder::Machine
@@ -339,7 +336,7 @@ fn number_between(part: &str, prefix: &str, suffix: &str) -> Option<u32> {
     part.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
 }
 
-/// Scopes of logins and terminals: whatever a person starts there, unrelated things share them.
+/// Scopes of logins and terminals: unrelated programs of a person share them.
 fn is_session(scope: &str) -> bool {
     scope == "init.scope"
         || ["session-", "vte-spawn-", "tmux-spawn-", "app-org.gnome.Terminal"]
@@ -356,13 +353,12 @@ const RUNTIME_PREFIXES: &[(&str, &str)] = &[
     ("nerdctl-", "nerdctl"),
 ];
 
-/// A container as the name of its group tells it.
 struct Found<'a> {
     runtime: &'static str,
     id: &'a str,
     /// Whether a person chose the name, so that it survives a restart of the container.
     named: bool,
-    /// Whether a whole system runs in it, with users of its own.
+    /// Whether a whole system with its own users runs in it.
     system: bool,
 }
 
@@ -370,7 +366,7 @@ fn is_hex(text: &str, length: usize) -> bool {
     text.len() == length && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// What the name of the group at this index says of a container. The outermost one is meant: what is inside it belongs to it.
+/// The container named by the group at this index. The outermost one counts, with everything inside it.
 fn container<'a>(parts: &[&'a str], index: usize) -> Option<Found<'a>> {
     let part = *parts.get(index)?;
     let above = index
@@ -396,7 +392,7 @@ fn container<'a>(parts: &[&'a str], index: usize) -> Option<Found<'a>> {
             .filter(|id| is_hex(id, 64))
             .map(|id| program(runtime, id))
     });
-    // A runtime that makes groups by itself where the kubelet asks for systemd's names: "SLICE:PREFIX:ID".
+    // A runtime that makes groups itself although the kubelet asks for systemd's names: "SLICE:PREFIX:ID".
     let by_colons = || {
         let (_, rest) = base.split_once(".slice:")?;
         let (prefix, id) = rest.split_once(':')?;
@@ -447,7 +443,6 @@ impl Found<'_> {
             self.id.get(..12).unwrap_or(self.id)
         };
         let name = format!("{}-{short}", self.runtime);
-        // A unit inside is a workload of its own.
         let inside = parts
             .iter()
             .enumerate()
@@ -480,8 +475,7 @@ impl Found<'_> {
     }
 }
 
-/// The pod that a group of the kubelet belongs to: `pod<uid>`, `kubepods-burstable-pod<uid>.slice`. The uid is written with
-/// dashes or with underscores; that of a static pod is a hash.
+/// The pod of a kubelet's group: `pod<uid>`, `kubepods-burstable-pod<uid>.slice`; a static pod's uid is a hash.
 fn pod(part: &str) -> Option<String> {
     let start = part
         .rfind("pod")

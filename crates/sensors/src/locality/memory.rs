@@ -1,19 +1,16 @@
-//! On which nodes the memory of one process lies.
+//! Memory of one process by NUMA node.
 //!
-//! A small process is counted whole from `/proc/PID/numa_maps` (proc_pid_numa_maps(5)). The kernel walks its page tables
-//! for that, and holds its address space for reading over each mapping: 20 ms per GiB (example `locality_cost`), in which its
-//! `mmap` calls, and behind them its page faults, wait. So only what is walked within 5 ms is counted ([`WALK_MAX`]).
+//! A small process is **counted** from `/proc/PID/numa_maps` (proc_pid_numa_maps(5)). For that the kernel walks the
+//! page tables and holds the address space for reading over each mapping: 20 ms per GiB (example `locality_cost`). The
+//! process's `mmap` calls, and page faults behind them, wait meanwhile. [`WALK_MAX`] keeps that below 5 ms.
 //!
-//! So a large process is **sampled**: `/proc/PID/maps` (no walk) gives its address ranges, random pages of them are
-//! drawn, and `move_pages(2)` with no target node tells where each lies; the kernel holds the address space for 16 pages
-//! at a time. Most of an address space may be empty (reserved by garbage collectors and sanitizers), so the ranges are
-//! cut into cells, and later rounds look where earlier ones found memory. Each page found stands for
-//! `pages of its cell / pages asked in its cell`. The result is scaled by kind to the resident memory that
-//! `/proc/PID/status` tells exactly, and carries half of its 95 % interval.
+//! A large process is **sampled**. `/proc/PID/maps` (no walk) gives its address ranges. `move_pages(2)` without a
+//! target node reports the node of random pages, and holds the address space for 16 pages at a time. Ranges are cut
+//! into cells, because most of an address space may be empty. Later rounds concentrate on cells with memory. A page
+//! stands for `pages of its cell / pages asked in its cell`. The result is scaled by kind to `/proc/PID/status`.
 //!
-//! A memory policy (`numactl`, `mbind`) is read from `numa_maps`. Of a sampled process only its first mapping is looked
-//! at, which shows the policy of the whole process; policies of single mappings are not seen there. Where the first
-//! mapping is too large for that, the policy is hidden.
+//! Memory policies (`numactl`, `mbind`) come from `numa_maps`. Of a sampled process only the first mapping is read: it
+//! shows the process's policy, but none of single mappings. If that mapping is too large, the policy is hidden.
 
 use crate::regions::{is_shared_memory, parse_range, read_of};
 use crate::walks::{MAPS_MAX, Policy, WALK_MAX};
@@ -29,21 +26,18 @@ use std::time::{Duration, Instant};
 
 /// Resident memory up to which a process is counted whole.
 pub const EXACT_MAX: Bytes = WALK_MAX;
-/// Cells into which the ranges are cut.
 const CELLS_MAX: u64 = 512;
 /// Pages of the smallest cell (2 MiB).
 const CELL_PAGES_MIN: u64 = 512;
-/// Pages asked for in the first round, spread evenly.
+/// Pages asked in the first round, spread evenly.
 const FIRST_ROUND: u64 = 4096;
-/// Pages asked for in each later round.
 const ROUND: u64 = 4096;
-/// Pages in one call.
 const PER_CALL: usize = 1024;
-/// Pages that are asked for at most, in all.
+/// Most pages asked in all rounds.
 const ASKED_MAX: u64 = 128 * 1024;
-/// The sample is large enough when half of its 95 % interval is not wider than this.
+/// Half of the 95 % interval at which the sample is large enough.
 pub const ERROR_WANTED: f64 = 0.009;
-/// Pages found whose large pages are looked for.
+/// Most pages found that are checked for large pages.
 const HUGE_LOOKS_MAX: usize = 512;
 /// Two-sided 95 % of the normal distribution.
 const Z95: f64 = 1.96;
@@ -53,9 +47,9 @@ const Z95: f64 = 1.96;
 pub struct ProcessMemory {
     /// By node and kind.
     pub nodes: BTreeMap<NodeId, MemoryByKind>,
-    /// Memory policies that somebody chose, with the memory under each.
+    /// Memory policies that were chosen explicitly, with the memory under each.
     pub policies: BTreeMap<String, Bytes>,
-    /// Whether its memory policy cannot be seen without holding up the process.
+    /// Whether reading its memory policy would hold up the process.
     pub policy_hidden: bool,
     /// Half of the 95 % interval of a node's share; zero when every page was counted.
     pub error: f64,
@@ -68,7 +62,7 @@ impl ProcessMemory {
     }
 }
 
-/// Resident memory by kind and what the process may use, from `/proc/PID/status`.
+/// Resident memory by kind, and the nodes and CPUs allowed, from `/proc/PID/status`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resident {
     /// `RssAnon`.
@@ -100,7 +94,7 @@ impl Resident {
             kib("RssFile").unwrap_or_default(),
         );
         Some(Self {
-            // Before Linux 4.5 there is only the sum.
+            // Before Linux 4.5 only the sum is reported.
             anonymous: kib("RssAnon").unwrap_or_else(|| all.saturating_sub(shared + file)),
             shared,
             file,
@@ -151,7 +145,7 @@ impl Backing {
         }
     }
 
-    /// Where that is added up.
+    /// Field that adds up this kind of memory.
     pub fn place(self, memory: &mut MemoryByKind) -> &mut Bytes {
         match self {
             Self::Anonymous => &mut memory.anonymous,
@@ -179,7 +173,7 @@ pub fn parse_numa_maps(text: &[u8], page: Bytes) -> ProcessMemory {
         if pages == 0 {
             continue;
         }
-        // Before Linux 3.14 all there is of reserved pages by default is 2 MiB.
+        // Before Linux 3.14 the only default size of reserved pages is 2 MiB.
         let unit = match area.page_kib {
             Some(kib) => Bytes::from_kib(kib),
             None if area.is_hugetlb => Bytes(PIECE),
@@ -192,8 +186,7 @@ pub fn parse_numa_maps(text: &[u8], page: Bytes) -> ProcessMemory {
             Some(name) if is_shared_memory(name) => Backing::Shared,
             Some(_) => Backing::File,
         };
-        // What a program wrote into its private copy of a file is anonymous, in the same line; which of the nodes has it
-        // is not told, so it is taken in proportion.
+        // Written pages of a private file mapping are anonymous, without a node in the line: assigned in proportion.
         let written = if backing == Backing::Anonymous || area.is_hugetlb {
             0
         } else {
@@ -226,7 +219,7 @@ pub struct Range {
     pub backing: Backing,
 }
 
-/// The ranges of a `maps` that may hold memory: not what nobody may touch (reservations), and not the kernel's own pages.
+/// The ranges of a `maps` that may hold memory: without inaccessible ranges (reservations) and the kernel's own pages.
 pub fn parse_maps(text: &[u8]) -> Vec<Range> {
     let mut found: Vec<Range> = Vec::new();
     for line in lines(text) {
@@ -287,7 +280,6 @@ impl Draws {
     }
 }
 
-/// A page that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     cell: usize,
@@ -305,11 +297,11 @@ pub struct Sample {
     pub asked: u64,
     /// Of which in memory.
     pub found: u64,
-    /// Pages in memory of the whole that these stand for.
+    /// Pages in memory that the pages found stand for.
     pub pages: f64,
     /// Half of the 95 % interval of a node's share.
     pub error: f64,
-    /// Of the memory of each node, the part on large pages.
+    /// Share of each node's memory on large pages.
     pub huge: BTreeMap<NodeId, f64>,
 }
 
@@ -320,11 +312,10 @@ pub trait Ask {
     /// # Errors
     /// [`NumaError`].
     fn ask(&mut self, addresses: &[u64], statuses: &mut Vec<PageStatus>) -> Result<(), NumaError>;
-    /// Whether the page lies on a large page; `None` where that cannot be told.
+    /// Whether the page lies on a large page; `None` if that cannot be known.
     fn is_huge(&mut self, address: u64) -> Option<bool>;
 }
 
-/// A process of the running machine.
 struct Live {
     process: i32,
     call: PageCall,
@@ -348,10 +339,8 @@ impl Ask for Live {
     }
 }
 
-/// Ranges end to end, cut into cells.
 struct Cells<'r> {
     ranges: &'r [Range],
-    /// Pages before each range.
     before: Vec<u64>,
     page: u64,
     pages: u64,
@@ -395,14 +384,13 @@ impl<'r> Cells<'r> {
 /// How far a sample goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
-    /// No further call is begun after this time.
+    /// No call begins after this time.
     pub budget: Duration,
-    /// Rounds at most: one is enough to see how much is on large pages.
+    /// Most rounds: one is enough for the share of large pages.
     pub rounds: u32,
 }
 
-/// Samples the memory in these ranges until the error is small enough, the depth is reached, or everything that may be
-/// asked was asked.
+/// Samples the memory in these ranges until the error is small enough, or the depth or the most pages are reached.
 ///
 /// # Errors
 /// [`NumaError`] of the first call that failed.
@@ -428,7 +416,7 @@ pub fn sample(
         for (cell, wanted) in allotment(&cells, &asked, &hits, round).into_iter().enumerate() {
             let pages = cells.pages_of(cell);
             for step in 0..wanted {
-                // One page at random in each equal part of the cell: the sample covers it evenly.
+                // One random page in each equal part of the cell, so that the sample covers it evenly.
                 let from = pages * step / wanted;
                 let to = (pages * (step + 1) / wanted).max(from + 1);
                 let Some((address, backing)) = cells.address(cell, from + draws.below(to - from)) else {
@@ -466,7 +454,7 @@ pub fn sample(
     Ok(sample)
 }
 
-/// Pages to ask for in each cell: evenly at first, later in proportion to the memory that the cell seems to hold.
+/// Pages to ask in each cell: evenly at first, later in proportion to the memory that the cell seems to hold.
 fn allotment(cells: &Cells<'_>, asked: &[u64], hits: &[u64], round: u32) -> Vec<u64> {
     let weights: Vec<f64> = (0..cells.count())
         .map(|cell| {
@@ -475,7 +463,7 @@ fn allotment(cells: &Cells<'_>, asked: &[u64], hits: &[u64], round: u32) -> Vec<
                 asked.get(cell).copied().unwrap_or(0) as f64,
                 hits.get(cell).copied().unwrap_or(0) as f64,
             );
-            // Half a hit for what was not seen yet: an empty looking cell is still asked now and then.
+            // Half a hit for cells without hits: a cell that looks empty is still sampled sometimes.
             if round == 0 {
                 pages
             } else {
@@ -490,7 +478,7 @@ fn allotment(cells: &Cells<'_>, asked: &[u64], hits: &[u64], round: u32) -> Vec<
         .enumerate()
         .map(|(cell, weight)| {
             let wanted = (size * weight / all.max(f64::MIN_POSITIVE)).round() as u64;
-            // Each cell at least once, or it could not stand for its pages.
+            // At least once for each cell, or it could not stand for its pages.
             let least = u64::from(round == 0);
             wanted.max(least).min(cells.pages_of(cell))
         })
@@ -523,7 +511,7 @@ fn take(
     }
 }
 
-/// Pages that one found page of each cell stands for.
+/// Pages that each page found in a cell stands for.
 fn weight(cells: &Cells<'_>, asked: &[u64], cell: usize) -> f64 {
     cells.pages_of(cell) as f64 / asked.get(cell).copied().unwrap_or(0).max(1) as f64
 }
@@ -546,9 +534,9 @@ fn weigh(cells: &Cells<'_>, asked: &[u64], found: &[Found], sample: &mut Sample)
     }
     sums.values_mut().for_each(|sum| *sum /= all);
     sample.pages = all;
-    // Pages of equal weight that would tell as much (Kish).
+    // Number of equally weighted pages with the same precision (Kish).
     let effective = all * all / squares;
-    // Where all pages lie on one node, "none elsewhere" holds up to three in so many (rule of three).
+    // If all pages lie on one node, "none elsewhere" holds up to three in so many (rule of three).
     let widest = by_node
         .values()
         .map(|sum| {
@@ -609,7 +597,7 @@ fn scale(sample: &Sample, resident: &Resident) -> ProcessMemory {
             .map(|((node, _), share)| (*node, *share))
             .collect();
         let all: f64 = own.values().sum();
-        // A kind of which no page was drawn is small: taken to lie as the rest does.
+        // A kind without a sampled page is small, and is assumed to lie as the rest does.
         let (shares, all) = if all > 0.0 { (&own, all) } else { (&of_node, 1.0) };
         for (node, share) in shares {
             *backing.place(memory.nodes.entry(*node).or_default()) += Bytes((bytes * share / all) as u64);
@@ -626,17 +614,17 @@ fn scale(sample: &Sample, resident: &Resident) -> ProcessMemory {
 /// How a process is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Up to how much resident memory it is counted whole.
+    /// Resident memory up to which a process is counted whole.
     pub exact_max: Bytes,
     /// How long sampling may take.
     pub budget: Duration,
-    /// Of the random pages.
+    /// Seed of the random pages.
     pub seed: u64,
-    /// Whether large pages may be in use on this host; else nobody looks for them.
+    /// Whether large pages may be in use on this host; otherwise they are not looked for.
     pub huge: bool,
 }
 
-/// Why the memory of a process could not be told by node.
+/// Reason why the memory of a process is not known by node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// It ended.
@@ -645,18 +633,18 @@ pub enum MemoryError {
     /// `numa_maps` is there but may not be read.
     #[error("/proc/PID/numa_maps may not be read")]
     Denied,
-    /// The kernel tells nothing by node: it is built without NUMA.
+    /// The kernel reports nothing by node: it is built without NUMA.
     #[error("the kernel is built without NUMA (no /proc/PID/numa_maps)")]
     NoNuma,
     /// Sampling failed.
     #[error("asking for the nodes of pages: {0}")]
     Sampling(NumaError),
-    /// Its list of mappings is longer than what is read of one.
+    /// Its list of mappings is longer than the limit for one reading.
     #[error("/proc/PID/maps is longer than {MAPS_MAX} bytes")]
     TooLong,
 }
 
-/// Reads the memory of a process by node. May block on the process's `mmap_lock`: run it in the reader thread.
+/// Reads the memory of a process by node. It may block on the process's `mmap_lock`, so run it in the reader thread.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -678,11 +666,10 @@ pub fn read(
         Err(_) => return Err(MemoryError::Vanished),
     }
     let mut buffer = Vec::new();
-    // A captured process is held up by nobody.
+    // Reading a captured process holds nobody up.
     let small = resident.total() <= how.exact_max || !root.is_live();
     let mut counted = if small {
         let text = read_of(root, process, "numa_maps", &mut buffer, MAPS_MAX).ok_or(MemoryError::Vanished)?;
-        // What is counted must be all of it; else it is sampled.
         text.whole().map(|text| parse_numa_maps(text, page))
     } else {
         None
@@ -690,7 +677,7 @@ pub fn read(
     if !root.is_live() {
         return counted.ok_or(MemoryError::Vanished);
     }
-    // Large pages are not told apart in numa_maps: a sample finds them.
+    // numa_maps does not distinguish large pages, so a sample finds them.
     if counted.is_none() || how.huge {
         let text = read_of(root, process, "maps", &mut buffer, MAPS_MAX).ok_or(MemoryError::Vanished)?;
         let ranges = parse_maps(text.whole().ok_or(MemoryError::TooLong)?);
@@ -716,7 +703,7 @@ pub fn read(
                     on.huge = on.hugetlb + Bytes((rest.0 as f64 * huge) as u64);
                 }
             }
-            // What was counted stands; how much of it is on large pages is then not known and taken as nothing.
+            // The count stands. Its share of large pages is then unknown and taken as zero.
             (Some(_), Err(_)) => {}
             (None, Ok(sampled)) if sampled.found > 0 => {
                 let mut memory = scale(&sampled, resident);

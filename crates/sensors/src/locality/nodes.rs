@@ -1,7 +1,7 @@
-//! The nodes themselves: how busy their CPUs are, where new memory came from, and what automatic NUMA balancing did.
+//! Activity of NUMA nodes: busy CPUs, sources of new memory, and work of automatic NUMA balancing.
 //!
 //! Sources: the `cpuN` lines of `/proc/stat`, `/sys/devices/system/node/nodeN/{meminfo,numastat}`
-//! (Documentation/admin-guide/numastat.rst), `/proc/vmstat`. Differences are since the previous look.
+//! (Documentation/admin-guide/numastat.rst), `/proc/vmstat`. Differences are since the previous sample.
 
 use crate::host;
 use crate::locality::Shape;
@@ -15,30 +15,30 @@ use std::collections::BTreeMap;
 /// One node in one interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeActivity {
-    /// What its memory is used for, now.
+    /// Present use of its memory.
     pub amounts: NodeAmounts,
-    /// CPUs of the node that were busy (1.0 = one all the time); `None` at the first look.
+    /// Busy CPUs of the node (1.0 = one all the time); `None` at the first sample.
     pub busy: Option<f64>,
-    /// Pages given out on this node, to programs that ran on it.
+    /// Pages allocated on this node for programs that ran on it.
     pub pages_local: u64,
-    /// Pages given out on this node, to programs that ran elsewhere.
+    /// Pages allocated on this node for programs that ran elsewhere.
     pub pages_to_others: u64,
-    /// Pages given out on this node although another one was wanted.
+    /// Pages allocated on this node although another one was preferred.
     pub pages_missed: u64,
 }
 
-/// What automatic NUMA balancing did on the host in one interval.
+/// Work of automatic NUMA balancing on the host in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostBalancing {
-    /// Faults taken to find out who uses a page.
+    /// Faults taken to learn which thread uses a page.
     pub hint_faults: u64,
-    /// Of which the page was on the node of the thread.
+    /// Hint faults whose page was on the node of the thread.
     pub hint_faults_local: u64,
     /// Pages migrated.
     pub pages_migrated: u64,
 }
 
-/// Busy time of each CPU in clock ticks from `/proc/stat`: everything but idle and waiting for input and output.
+/// Busy time of each CPU in clock ticks from `/proc/stat`: everything but idle and I/O wait.
 pub fn parse_busy(stat: &[u8]) -> BTreeMap<u32, u64> {
     lines(stat)
         .filter_map(|line| {
@@ -57,7 +57,6 @@ pub fn parse_busy(stat: &[u8]) -> BTreeMap<u32, u64> {
         .collect()
 }
 
-/// A value of a file of `name value` lines.
 fn value(text: &[u8], key: &str) -> Option<u64> {
     lines(text).find_map(|line| {
         let mut parts = words(line);
@@ -73,7 +72,7 @@ struct Counters {
     balancing: Option<HostBalancing>,
 }
 
-/// Looks at the nodes now and then.
+/// Samples the nodes.
 #[derive(Debug)]
 pub struct NodeWatch {
     root: Root,
@@ -81,13 +80,12 @@ pub struct NodeWatch {
 }
 
 impl NodeWatch {
-    /// A sensor that has not seen anything yet.
+    /// A sensor without samples.
     pub fn new(root: Root) -> Self {
         Self { root, before: None }
     }
 
-    /// The nodes, in the interval since the previous look; and what automatic NUMA balancing did, `None` where the kernel
-    /// has none of it.
+    /// The nodes since the previous sample, and the work of automatic NUMA balancing (`None` if the kernel lacks it).
     pub fn look(
         &mut self,
         nodes: &[NodeId],

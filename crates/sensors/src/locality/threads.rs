@@ -1,14 +1,12 @@
-//! On which CPUs the threads of a workload run, and how far they move between two dispatches.
+//! The CPUs that the threads of a workload run on, and how far threads move between two dispatches.
 //!
-//! `/proc/PID/task/TID/stat` tells for each thread the CPU time that it has used and the CPU on which it ran last (field
-//! 39, proc_pid_stat(5)). [`ThreadWatch`] looks now and then and adds the CPU time used since the last look to the CPU
-//! where it finds the thread: over some tens of looks that is where the workload runs. Recent looks count more
-//! ([`MEMORY`]).
+//! `/proc/PID/task/TID/stat` has each thread's CPU time and the CPU where it ran last (field 39, proc_pid_stat(5)).
+//! [`ThreadWatch`] samples it and adds the CPU time since the last sample to the thread's present CPU. Some tens of
+//! samples show where the workload runs. Recent samples count more ([`MEMORY`]).
 //!
-//! [`DispatchWatch`] tells how dispatches went: how many there were and how many moved to another CPU is counted by the
-//! kernel for each thread (`/proc/PID/task/TID/sched`, else the context switches of `status`). How far the moves went is
-//! seen one by one where perf events are allowed ([`homeostat_kernel::moves`]); else it is taken from where the threads were
-//! found at each look.
+//! [`DispatchWatch`] counts dispatches and moves between CPUs by the kernel's counters per thread
+//! (`/proc/PID/task/TID/sched`, else the context switches of `status`). Perf events, where allowed, show how far each
+//! move went ([`homeostat_kernel::moves`]). Otherwise the distances come from the threads' places at each sample.
 
 use crate::locality::Shape;
 use homeostat_kernel::Root;
@@ -18,21 +16,21 @@ use homeostat_kernel::moves::MoveWatch;
 use homeostat_model::{LlcId, Nanoseconds, NodeId, NumaBalancing, ProcessId, Redispatches, Workload};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most processes of one workload whose threads are looked at.
+/// Most processes of one workload whose threads are sampled.
 pub const PROCESSES_MAX: usize = 1024;
 /// Most threads that are known of one workload.
 pub const THREADS_MAX: usize = 16 * 1024;
-/// Most threads that are read at one look, about 10 µs each; a workload with more is gone through by and by.
+/// Most threads read per sample, about 10 µs each; a larger workload is read in parts.
 pub const THREADS_PER_LOOK: usize = 512;
-/// Time constant in seconds with which earlier looks are forgotten.
+/// Time constant in seconds with which earlier samples are forgotten.
 pub const MEMORY: f64 = 120.0;
-/// Most threads of which the kernel's counters are read at one look: `sched` takes some 25 µs to write.
+/// Most threads whose kernel counters are read per sample: the kernel takes some 25 µs to write `sched`.
 const COUNTED_MAX: usize = 512;
 
-/// What is needed of a thread's `stat`.
+/// The fields used of a thread's `stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadStat {
-    /// User and system time in clock ticks; of a process's own `stat`, of all its threads.
+    /// User and system time in clock ticks; a process's own `stat` has the sum of all its threads.
     pub cpu_ticks: u64,
     /// Threads of the process.
     pub threads: u32,
@@ -60,19 +58,17 @@ pub fn parse_thread_stat(text: &[u8]) -> Option<ThreadStat> {
     })
 }
 
-/// A thread as it was found last.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     start_ticks: u64,
     cpu_ticks: u64,
-    /// The same in seconds.
     cpu_seconds: f64,
     cpu: u32,
     /// When it was last seen to have used CPU time.
     ran: Option<Nanoseconds>,
 }
 
-/// When a look is made.
+/// The time of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// CLOCK_MONOTONIC.
@@ -83,7 +79,6 @@ pub struct Moment {
     pub tick: Nanoseconds,
 }
 
-/// How far apart two CPUs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Distance {
     Core,
@@ -98,12 +93,11 @@ fn distance(shape: &Shape, from: u32, to: u32) -> Distance {
         (Some(a), Some(b)) if a.llc == b.llc => Distance::Cache,
         (Some(a), Some(b)) if a.node == b.node => Distance::Node,
         (Some(_), Some(_)) => Distance::Other,
-        // A CPU that went offline meanwhile: nothing is known of its place any more.
+        // A CPU that went offline meanwhile: its place is no longer known.
         _ => Distance::Core,
     }
 }
 
-/// Moves by how far they went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Distances([u64; 4]);
 
@@ -123,34 +117,32 @@ pub struct ThreadWatch {
     threads: BTreeMap<(i32, i32), Known>,
     /// CPU seconds by CPU, old ones forgotten with [`MEMORY`].
     seconds: BTreeMap<u32, f64>,
-    /// Time watched, forgotten alike.
+    /// Time watched, forgotten with [`MEMORY`], too.
     elapsed: f64,
     begun: Option<Nanoseconds>,
     last: Option<Nanoseconds>,
-    /// Of the oldest thread at the last look, in seconds.
+    /// Age of the oldest thread at the last sample, in seconds.
     age: f64,
-    /// Where the next look goes on, in a workload with more threads than are read at once.
+    /// First thread of the next sample, in a workload with more threads than one sample reads.
     next: usize,
-    /// Moves between the places where threads were found.
     found_moved: Distances,
 }
 
-/// Where the threads of a workload run.
+/// CPUs that the threads of a workload run on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Running {
-    /// Time that they were watched for; zero after the first look.
+    /// Time watched; zero after the first sample.
     pub watched: Nanoseconds,
-    /// CPUs used by last-level-cache domain. After the first look the mean over the life of the threads, each counted
-    /// where it is now.
+    /// CPUs used, by last-level-cache domain. After the first sample: the mean over the threads' lives, where they are.
     pub by_cache: BTreeMap<LlcId, f64>,
     /// Threads that ran.
     pub threads: u32,
-    /// Of the busiest process.
+    /// Threads of the busiest process.
     pub threads_of_busiest_process: u32,
 }
 
 impl ThreadWatch {
-    /// Looks once. Threads and processes that end meanwhile are absent.
+    /// Takes one sample. Threads and processes that end meanwhile are absent.
     pub fn look(&mut self, root: &Root, workload: &Workload, at: Moment, shape: &Shape) {
         let now = at.now;
         let Ok(proc) = Directory::open(root, "/proc") else {
@@ -200,8 +192,7 @@ impl ThreadWatch {
             .filter(|known| known.start_ticks == stat.start_ticks);
         let used = match (before, self.last) {
             (Some(known), _) => stat.cpu_ticks.saturating_sub(known.cpu_ticks),
-            // Born since the last look: what it has used, it has used since. One that is only new to us (it was moved
-            // here, say) can not have used more than that time either.
+            // Born since the last sample: all its time was used since. A thread only new to us cannot have used more.
             (None, Some(last)) if self.threads.len() < THREADS_PER_LOOK => {
                 stat.cpu_ticks.min((now - last).0 / tick.0.max(1))
             }
@@ -234,7 +225,7 @@ impl ThreadWatch {
         );
     }
 
-    /// Where they run, as far as it was seen.
+    /// The CPUs they run on, as far as seen.
     pub fn running(&self, shape: &Shape) -> Running {
         let watched = match (self.begun, self.last) {
             (Some(begun), Some(last)) => last - begun,
@@ -280,7 +271,6 @@ impl ThreadWatch {
         }
     }
 
-    /// The CPU on which each thread was found last, by thread number.
     fn last_cpus(&self) -> impl Iterator<Item = (i32, u32)> + '_ {
         self.threads
             .iter()
@@ -293,7 +283,6 @@ impl ThreadWatch {
     }
 }
 
-/// The threads of a workload.
 fn list(root: &Root, proc: &Directory, workload: &Workload, buffer: &mut Vec<u8>) -> Vec<(ProcessId, i32)> {
     let mut found = Vec::new();
     for process in workload.processes.iter().take(PROCESSES_MAX) {
@@ -329,12 +318,12 @@ fn read(proc: &Directory, process: i32, thread: i32, buffer: &mut Vec<u8>) -> Op
         .and_then(parse_thread_stat)
 }
 
-/// What the kernel counts about one thread's scheduling.
+/// The kernel's counters of one thread's scheduling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedCounts {
     /// Times that it was dispatched.
     pub dispatches: u64,
-    /// Times that it changed CPU; `None` where that is not told.
+    /// Times that it changed CPU; `None` if not reported.
     pub migrations: Option<u64>,
     /// Pages that automatic NUMA balancing migrated for it.
     pub pages_migrated: Option<u64>,
@@ -361,7 +350,6 @@ pub fn parse_sched(text: &[u8]) -> Option<SchedCounts> {
             }
             b"se.nr_migrations" => counts.migrations = number(value),
             b"numa_pages_migrated" => counts.pages_migrated = number(value),
-            // -1: none yet.
             b"numa_preferred_nid" => {
                 counts.preferred = signed(value).and_then(|n| u32::try_from(n).ok()).map(NodeId);
             }
@@ -381,21 +369,20 @@ pub fn parse_switches(status: &[u8]) -> Option<SchedCounts> {
     })
 }
 
-/// How the dispatches of workloads went since the last time each was asked for.
+/// Dispatches of workloads since each was last asked about.
 #[derive(Debug, Default)]
 pub struct DispatchWatch {
     moves: Option<MoveWatch>,
-    /// Moves were lost since the last question.
     lost: bool,
-    /// CPU on which each thread of interest arrived last.
+    /// Last CPU on which each thread of interest arrived.
     cpus: BTreeMap<i32, u32>,
-    /// Moves by process, since the last question about its workload.
+    /// Moves by process, since the last query about its workload.
     seen: BTreeMap<i32, Distances>,
     counts: BTreeMap<(i32, i32), SchedCounts>,
 }
 
 impl DispatchWatch {
-    /// Begins to watch. Returns why single moves cannot be seen, when they cannot.
+    /// Begins to watch. Returns the reason if single moves cannot be seen.
     pub fn begin(&mut self, root: &Root, shape: &Shape) -> Option<String> {
         if !root.is_live() {
             return Some("this is a captured machine".to_owned());
@@ -411,13 +398,13 @@ impl DispatchWatch {
         }
     }
 
-    /// Takes what has happened out of the rings. Often enough that they do not run over: ten times a second.
+    /// Empties the rings. Call it ten times a second, so that they do not overflow.
     pub fn poll(&mut self, shape: &Shape) {
         let Some(moves) = &mut self.moves else { return };
         let moves = moves.read();
         self.lost |= moves.lost > 0;
         for moved in moves.list {
-            // Where it came from is known from its last arrival; of a thread not seen before, nothing is.
+            // The last arrival gives the source of the move; it is unknown for a new thread.
             if let Some(from) = self.cpus.insert(moved.thread, moved.to) {
                 if from != moved.to {
                     self.seen
@@ -427,15 +414,14 @@ impl DispatchWatch {
                 }
             }
         }
-        /// Threads that are remembered: those that ended stay until there are too many.
+        /// Most threads remembered: ended ones stay until there are too many.
         const CPUS_KEPT: usize = 256 * 1024;
         if self.cpus.len() > CPUS_KEPT {
             self.cpus.clear();
         }
     }
 
-    /// Dispatches of the workload since the last question, and what automatic NUMA balancing did. The first question
-    /// only begins.
+    /// Dispatches of the workload since the last query (none at the first), and work of automatic NUMA balancing.
     pub fn ask(
         &mut self,
         root: &Root,
@@ -488,7 +474,7 @@ impl DispatchWatch {
                 }
             }
         }
-        // Of more threads than are counted, moves and dispatches would not be of the same.
+        // With more threads than are counted, moves and dispatches would be of different threads.
         let every_move_seen =
             self.moves.is_some() && !std::mem::take(&mut self.lost) && threads.known().count() <= COUNTED_MAX;
         if self.moves.is_none() {
@@ -504,8 +490,7 @@ impl DispatchWatch {
     }
 }
 
-/// Shares of the dispatches by how far they went. Without a sight of each move, the kernel's count of moves is shared out
-/// as the moves were that were found.
+/// Shares of the dispatches by distance. If single moves are hidden, the kernel's count is split as sampled moves.
 fn redispatches(
     dispatches: u64,
     migrations: Option<u64>,
@@ -515,7 +500,6 @@ fn redispatches(
     let moves = match (every_move_seen, migrations) {
         (true, _) => moved.sum(),
         (false, Some(counted)) if counted == 0 || moved.sum() > 0 => counted,
-        // It moved, but nobody knows how far.
         (false, _) => return None,
     };
     let all = dispatches.max(moves).max(1) as f64;

@@ -1,4 +1,4 @@
-//! The kernel's settings on the real machine: the files behind `homeostat_tunables`, and the watch over who writes them.
+//! The kernel's settings on the real machine: files behind `homeostat_tunables`, and the watch over their writers.
 
 pub mod watch;
 
@@ -6,19 +6,19 @@ use homeostat_kernel::Root;
 use homeostat_tunables::settings::{Host, Known};
 use homeostat_tunables::{Catalogue, Origin};
 
-/// Whose value a setting has.
+/// Owner of a setting's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holder {
-    /// Not ours; whoever set it.
+    /// Somebody else's, or unknown.
     #[default]
     Unknown,
-    /// Ours.
+    /// homeostat's.
     Homeostat,
-    /// That of somebody who set it while it was ours.
+    /// Somebody set it while it was homeostat's.
     SomebodyElse,
 }
 
-/// The line that a person wrote about a setting, whatever it says; the last one in the order of effect.
+/// The configured line about a setting, whatever it says; the last one in the order of effect.
 pub fn configured(root: &Root, path: &str) -> Option<String> {
     lines(root, &[path]).pop().flatten()
 }
@@ -36,8 +36,7 @@ pub fn lines(root: &Root, paths: &[&str]) -> Vec<Option<String>> {
     paths.iter().map(of).collect()
 }
 
-/// Who chose the value that a setting has, as far as it is written down; `at run time` where it is neither written down nor
-/// the kernel's own. `None`: nobody, or it is not known.
+/// Who configured the present value, `at run time` if that is neither configured nor the kernel's; `None`: unknown.
 pub fn origin(root: &Root, path: &str) -> Option<String> {
     let catalogue = Catalogue::load().ok()?;
     let host = Host::read(root);

@@ -1,12 +1,12 @@
-//! Notices at once when somebody else changes a setting, and says who.
+//! Notices at once when somebody else changes a setting, and names the writer.
 //!
-//! **How.** The kernel tells of each write into a watched file ([`Fanotify`]); the value is read then. Files of `/proc/sys`
-//! are kept open, because their inodes, and with them the watches, are given up with the last user. What is written through
-//! another mount of proc is not told, so all values are looked at every [`LOOK_EVERY`] as well; without fanotify every
-//! [`POLL_EVERY`]. A look costs a few microseconds a file.
+//! **How.** The kernel reports each write to a watched file ([`Fanotify`]); then the value is read. Files of
+//! `/proc/sys` stay open, because the kernel drops their inodes, and so the watches, with the last user. Writes through
+//! another mount of proc are not reported, so all values are also read every [`LOOK_EVERY`], or without fanotify every
+//! [`POLL_EVERY`]. A read costs a few microseconds per file.
 //!
-//! **Who.** The kernel says which process wrote; what cannot be found out any more because it has ended is said so. What
-//! homeostat itself writes is known by its process, and is no news.
+//! **Who.** The kernel reports the writing process; one that has ended is reported as unknown. Writes of homeostat's
+//! own process are ignored.
 
 use homeostat_kernel::fanotify::Fanotify;
 use homeostat_kernel::{Root, files};
@@ -22,18 +22,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// All values are looked at this often although writes are told.
+/// Interval of reading all values although writes are reported.
 pub const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// All values are looked at this often where writes are not told.
+/// Interval of reading all values if writes are not reported.
 pub const POLL_EVERY: Duration = Duration::from_secs(5);
 /// Most settings that are watched.
 pub const WATCHED_MAX: usize = 600;
-/// After a turn with writes the next comes no sooner, so that somebody who writes all the time costs little: the kernel
-/// gathers what one process writes into one file meanwhile.
+/// Pause after a batch of writes: meanwhile the kernel merges the writes of one process to one file.
 const REST: Duration = Duration::from_millis(50);
-/// So long a process number is taken for the same process after it has ended.
+/// Time after its end during which a process number means the same process.
 const SAME_WRITER: Duration = Duration::from_secs(2);
-/// Most events that are taken in one turn; the rest waits for the next.
 const READS_MAX: usize = 16;
 
 /// Somebody else changed a setting.
@@ -47,14 +45,12 @@ pub struct ForeignWrite {
     pub from: String,
     /// Value now.
     pub to: String,
-    /// Who, where the kernel told: `sysctl (pid 7, user 0)`.
+    /// Writer, if the kernel reported one: `sysctl (pid 7, user 0)`.
     pub by: Option<String>,
-    /// It was a command of homeostat (`homeostat tunable`): the program that wrote is the file that this process runs,
-    /// whatever it calls itself.
+    /// It was a command of homeostat (`homeostat tunable`): the writer ran this process's executable.
     pub own_command: bool,
 }
 
-/// A process that wrote.
 #[derive(Clone, Debug)]
 struct Writer {
     text: String,
@@ -75,7 +71,7 @@ struct Watched {
     path: String,
     values: Values,
     last: String,
-    /// Keeps the inode of a file of `/proc/sys`, and is read again and again.
+    /// Keeps the inode of a file of `/proc/sys`, and is read repeatedly.
     open: Option<File>,
 }
 
@@ -87,9 +83,8 @@ pub struct Watch {
     fanotify: Option<Fanotify>,
     why_not: Option<String>,
     looked: Instant,
-    /// No writes are taken before.
     rest_until: Instant,
-    /// Who wrote last, so that a program that writes several settings and ends is named for all of them.
+    /// The last writer, so that a program that writes several settings and ends is named for all of them.
     writer: Option<(i32, Instant, Writer)>,
 }
 
@@ -103,8 +98,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Begins to watch what the catalogue has and this machine has, too. Interrupts are left out: irqbalance moves them all
-    /// the time.
+    /// Begins to watch the catalogue's settings that this machine has, without interrupts: irqbalance moves them.
     pub fn begin(root: Root, catalogue: &Catalogue) -> Self {
         let (fanotify, why_not) = match Fanotify::new() {
             Ok(fanotify) => (Some(fanotify), None),
@@ -171,12 +165,12 @@ impl Watch {
             .collect()
     }
 
-    /// Why writes are not told; `None` when they are.
+    /// Reason why writes are not reported; `None` if they are.
     pub fn why_not(&self) -> Option<&str> {
         self.why_not.as_deref()
     }
 
-    /// How many settings are watched.
+    /// Number of watched settings.
     pub fn len(&self) -> usize {
         self.watched.len()
     }
@@ -186,8 +180,7 @@ impl Watch {
         self.watched.is_empty()
     }
 
-    /// Waits until somebody else has changed something, until it is stopped (`None` then), or until
-    /// `patience` is over.
+    /// Waits for another writer's changes, for the stop (`None` then), or at most for `patience`.
     pub fn wait(&mut self, stop: &OwnedFd, patience: Duration) -> Option<Vec<ForeignWrite>> {
         let rest = self.rest_until.saturating_duration_since(Instant::now());
         if !rest.is_zero() && is_stopped(stop, rest) {
@@ -205,7 +198,6 @@ impl Watch {
             if let Some(fanotify) = &self.fanotify {
                 fds.push(PollFd::from_borrowed_fd(fanotify.as_fd(), PollFlags::IN));
             }
-            // An interrupted wait is a short one.
             let _ = rustix::event::poll(&mut fds, limit.as_ref());
             if fds.first().is_some_and(|fd| !fd.revents().is_empty()) {
                 return None;
@@ -229,7 +221,7 @@ impl Watch {
                 Some(Ok(events)) if !events.is_empty() => events,
                 Some(Ok(_)) | None => return,
                 Some(Err(e)) => {
-                    // Never a spin: from now on the values are looked at.
+                    // Never spin: from now on the values are read at intervals.
                     self.fanotify = None;
                     self.why_not = Some(format!("the kernel tells of writes no more (fanotify: {e})"));
                     return;
@@ -254,7 +246,7 @@ impl Watch {
         }
     }
 
-    /// Looks at all values now: what others changed since the last look.
+    /// Reads all values now: changes by others since the last reading.
     pub fn look_now(&mut self) -> Vec<ForeignWrite> {
         let mut found = Vec::new();
         self.look(&mut found);
@@ -278,7 +270,7 @@ impl Watch {
         Some(watched.values.normal(&String::from_utf8_lossy(&text)))
     }
 
-    /// What is there now is ours.
+    /// Takes the present value as ours.
     fn accept(&mut self, index: usize) {
         if let Some(now) = self.now(index) {
             if let Some(watched) = self.watched.get_mut(index) {
@@ -287,7 +279,6 @@ impl Watch {
         }
     }
 
-    /// The process that wrote.
     fn writer(&mut self, pid: i32) -> Writer {
         if pid <= 0 {
             return Writer::unknown("a process of another container".to_owned());
@@ -327,9 +318,8 @@ impl Watch {
     }
 }
 
-/// What an open setting says now; `None` when it cannot be read so, or is longer than settings are.
+/// The present value of an open setting; `None` if it cannot be read this way, or is longer than settings are.
 fn read_again(open: &File) -> Option<Vec<u8>> {
-    /// Longer than all but a few.
     const LONG: usize = 4096;
     let mut text = vec![0; LONG];
     let length = open.read_at(&mut text, 0).ok().filter(|length| *length < LONG)?;
@@ -341,7 +331,6 @@ fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(-1)
 }
 
-/// Waits so long for the end.
 fn is_stopped(stop: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(stop, PollFlags::IN)];
     let limit = Timespec::try_from(patience).ok();
@@ -349,7 +338,6 @@ fn is_stopped(stop: &OwnedFd, patience: Duration) -> bool {
     fds.iter().any(|fd| !fd.revents().is_empty())
 }
 
-/// A process in words; `None` when it has ended.
 fn in_words(pid: i32) -> Option<String> {
     let root = Root::default();
     let program = files::text(&root, &format!("/proc/{pid}/comm"))?;
@@ -361,7 +349,7 @@ fn in_words(pid: i32) -> Option<String> {
     })
 }
 
-/// Whether a process runs the file that this one runs. Its name says nothing: anybody may call a process `homeostat`.
+/// Whether a process runs our executable. Its name proves nothing: any process may be called `homeostat`.
 fn runs_our_program(pid: i32) -> bool {
     let file = |path: String| rustix::fs::stat(path).ok().map(|s| (s.st_dev, s.st_ino));
     let ours = file("/proc/self/exe".to_owned());
@@ -382,9 +370,9 @@ impl Stopper {
         Ok((Self(event.try_clone()?), event))
     }
 
-    /// From now on the watch is over.
+    /// Ends the watch.
     pub fn stop(&self) {
-        // One more to a counter that nobody reads: it cannot fail before it has been done many times.
+        // One more on a counter without a reader: it cannot fail before very many calls.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
