@@ -1,34 +1,34 @@
-//! Reading of a file that a workload chose, within limits.
+//! Reads a file of the workload's choice within limits.
 //!
-//! A hostile file claims any size and points anywhere. Nothing of it is therefore kept as a whole: a [`Region`] holds one
-//! window of it, and all regions of a file share one allowance of bytes. Each refill is charged for its bytes and for the
-//! call, so that scattered reads end as soon as large ones. The answer does not depend on a clock.
+//! A hostile file claims any size and points anywhere. So a [`Region`] holds only one window of it, and all regions of
+//! a file share one allowance of bytes. Each refill is charged for its bytes and for the call, so scattered reads end
+//! as early as large ones. The result does not depend on a clock.
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes that one question about a file may read.
+/// Bytes that one query of a file may read.
 ///
-/// Measured: all names and symbols of Node 18 take 16 MiB, those of the compiler library of Rust 1.95 (155 MB) take 27 MiB.
-/// Builds with full symbols of larger programs take some times as much.
+/// Measured: all names and symbols of Node 18 take 16 MiB, those of the compiler library of Rust 1.95 (155 MB) 27 MiB.
+/// Builds of larger programs with full symbols take a multiple.
 const ALLOWANCE: u64 = 256 * 1024 * 1024;
-/// Bytes of a refill where reads follow each other, and where they jump.
+/// Bytes of a refill for sequential reads, and for jumps.
 const LONG: u64 = 64 * 1024;
 const SHORT: u64 = 4096;
 
-/// A file, or bytes that are treated like one.
+/// A file, or bytes in memory.
 pub trait ReadAt {
     /// Its size.
     fn length(&self) -> io::Result<u64>;
-    /// Reads at a place, possibly less than asked for.
+    /// Reads at an offset, possibly less than asked for.
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize>;
 }
 
 impl ReadAt for File {
     fn length(&self) -> io::Result<u64> {
-        // By a call that a helper process may make.
+        // A system call that the helper process may make.
         let size = rustix::fs::fstat(self)?.st_size;
         Ok(u64::try_from(size).unwrap_or(0))
     }
@@ -52,7 +52,7 @@ impl ReadAt for &[u8] {
     }
 }
 
-/// A file with what may still be read of it.
+/// A file with an allowance.
 pub struct Bounded<'f> {
     file: &'f dyn ReadAt,
     length: u64,
@@ -60,7 +60,7 @@ pub struct Bounded<'f> {
 }
 
 impl<'f> Bounded<'f> {
-    /// A file, with as many reads as the budget permits.
+    /// Begins with the full allowance.
     pub fn new(file: &'f dyn ReadAt) -> io::Result<Self> {
         Ok(Self {
             length: file.length()?,
@@ -69,17 +69,17 @@ impl<'f> Bounded<'f> {
         })
     }
 
-    /// Its bytes.
+    /// Size in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether the allowance is used up. What was not found may then be in the rest.
+    /// Whether the allowance is used up. A missing result may then be in the unread rest.
     pub fn is_used_up(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// The bytes at a place; `None` where the file does not have them all, or the allowance does not cover them.
+    /// The bytes at an offset. `None`: beyond the end, or the allowance is used up.
     pub fn read(&self, at: u64, size: usize) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.fill(&mut bytes, at, size)?;
@@ -110,7 +110,7 @@ impl<'f> Bounded<'f> {
         Some(())
     }
 
-    /// A reader of a part of the file; `None` where the file does not hold it.
+    /// A reader of a part of the file. `None`: beyond the end.
     pub fn region(&self, start: u64, size: u64) -> Option<Region<'_>> {
         (start.checked_add(size)? <= self.length).then(|| Region {
             bounded: self,
@@ -122,23 +122,23 @@ impl<'f> Bounded<'f> {
     }
 }
 
-/// A part of a file, of which one window is held.
+/// A part of a file, with one window in memory.
 pub struct Region<'b> {
     bounded: &'b Bounded<'b>,
     start: u64,
     size: u64,
-    /// Where the window begins, from the start of the part.
+    /// Start of the window, relative to the part.
     at: u64,
     window: Vec<u8>,
 }
 
 impl<'b> Region<'b> {
-    /// How many bytes it has.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Another reader of the same part, with a window of its own.
+    /// Another reader of the same part, with its own window.
     pub fn another(&self) -> Region<'b> {
         Region {
             bounded: self.bounded,
@@ -149,7 +149,7 @@ impl<'b> Region<'b> {
         }
     }
 
-    /// The bytes at a place of the part.
+    /// The bytes at an offset in the part.
     pub fn bytes(&mut self, at: u64, count: usize) -> Option<&[u8]> {
         let end = at.checked_add(count as u64)?;
         (end <= self.size).then_some(())?;
@@ -167,33 +167,33 @@ impl<'b> Region<'b> {
         self.window.get(from..from.checked_add(count)?)
     }
 
-    /// As many bytes at a place as there are, up to that many.
+    /// The bytes at an offset, at most `most`.
     pub fn up_to(&mut self, at: u64, most: usize) -> Option<&[u8]> {
         let left = self.size.checked_sub(at)?;
         self.bytes(at, usize::try_from(left.min(most as u64)).ok()?)
     }
 
-    /// The byte there.
+    /// The byte at an offset.
     pub fn u8(&mut self, at: u64) -> Option<u8> {
         self.bytes(at, 1)?.first().copied()
     }
 
-    /// The number of two bytes there.
+    /// The little-endian number of two bytes at an offset.
     pub fn u16(&mut self, at: u64) -> Option<u16> {
         Some(u16::from_le_bytes(self.bytes(at, 2)?.try_into().ok()?))
     }
 
-    /// The number of four bytes there.
+    /// The little-endian number of four bytes at an offset.
     pub fn u32(&mut self, at: u64) -> Option<u32> {
         Some(u32::from_le_bytes(self.bytes(at, 4)?.try_into().ok()?))
     }
 
-    /// The number of eight bytes there.
+    /// The little-endian number of eight bytes at an offset.
     pub fn u64(&mut self, at: u64) -> Option<u64> {
         Some(u64::from_le_bytes(self.bytes(at, 8)?.try_into().ok()?))
     }
 
-    /// Each record of a table, until `each` says that it is enough. `None` where the table cannot be read to its end.
+    /// Visits each record of a table until `each` returns false. `None`: the table cannot be read to its end.
     pub fn records<const SIZE: usize>(&mut self, mut each: impl FnMut(&[u8; SIZE]) -> bool) -> Option<()> {
         let (size, mut at) = (SIZE as u64, 0);
         let step = (LONG / size).max(1) * size;
@@ -210,10 +210,10 @@ impl<'b> Region<'b> {
         Some(())
     }
 
-    /// Where a text stands in the part; `None` where it stands more often than that, or the part cannot be read to its end.
+    /// Offsets of a text in the part. `None`: more than `most`, or the part cannot be read to its end.
     pub fn positions(&mut self, text: &[u8], most: usize) -> Option<Vec<u64>> {
         let step = usize::try_from(LONG).ok()?;
-        // The last bytes of a piece are read again with the next one: the text may lie across the border.
+        // The end of a piece is read again with the next piece, because the text may cross the border.
         let overlap = text.len().checked_sub(1).filter(|overlap| *overlap < step / 2)?;
         let finder = memchr::memmem::Finder::new(text);
         let (mut found, mut at) = (Vec::new(), 0);

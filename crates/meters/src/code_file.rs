@@ -1,14 +1,13 @@
 //! Files whose code a process runs, held open.
 //!
-//! The kernel puts breakpoints into files, and takes the file by a path. A path that leads through a process
-//! (`/proc/PID/exe`, `/proc/PID/root/…`) means another file as soon as the process executes another program: offsets that
-//! were found in one file would then be used in another, perhaps one that runs with privileges that its caller lacks. So a
-//! file is opened once, through the mapping that the process really runs (`/proc/PID/map_files/…`), looked into through
-//! that descriptor, and named to the kernel by the same descriptor (`/proc/self/fd/N`).
+//! The kernel takes the file of a breakpoint by path. A path through a process (`/proc/PID/exe`, `/proc/PID/root/…`)
+//! means another file after an exec. Offsets would then be used in a wrong file, perhaps one with privileges. So a file
+//! is opened once, through the mapping that the process runs (`/proc/PID/map_files/…`). It is parsed through that
+//! descriptor, and passed to the kernel by it (`/proc/self/fd/N`).
 //!
-//! A helper process finds and opens the file, because the storage that it lies on may be the workload's own and never answer. The
-//! daemon gets the descriptor when the file lies on storage that the machine answers for. A helper also looks into the file: it may be
-//! made to take memory and time without end.
+//! A helper process finds and opens the file, because its storage may belong to the workload and never answer. The
+//! daemon gets the descriptor only if the machine itself serves the storage. A helper also parses the file, because a
+//! hostile file may take endless memory and time.
 
 use crate::code_map::{CodeMap, Told};
 use crate::elf::{ElfError, Found, Wanted};
@@ -33,22 +32,22 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of code that are compared between memory and file at a place that is to be counted.
+/// Bytes of code compared between memory and file at a place.
 pub const COMPARED: usize = 16;
-/// The clock that files are marked by may be late by a tick, which is 10 ms at most.
+/// Allowance for the clock of file times, which may be late by a tick of at most 10 ms.
 const FILE_CLOCK: Duration = Duration::from_millis(20);
 /// Breakpoint instruction of x86-64.
 const BREAKPOINT: u8 = 0xcc;
 const OVERLAYFS: u64 = 0x794c_7630;
-/// Longest wait for what functions a file has: nobody but a search waits for it.
+/// Longest wait for a file's functions: only a search waits for it.
 const MAP_PATIENCE: Duration = Duration::from_secs(10);
 const BTRFS: u64 = 0x9123_683e;
 /// Whether a breakpoint of ours may be at a place of a file now.
 pub type IsOurs = fn(&DeviceInode, u64) -> bool;
-/// Attribute in which a file keeps the privileges that it gives to whoever executes it (capabilities(7)).
+/// File attribute with the privileges that execution gives (capabilities(7)).
 const PRIVILEGES: &str = "security.capability";
 
-/// A piece of a process's address space that holds code of a file.
+/// A part of a process's address space with code of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
@@ -59,24 +58,23 @@ pub struct Mapping {
     pub offset: u64,
     /// Major and minor number of the device, and inode.
     pub device_inode: ((u32, u32), u64),
-    /// As the process sees it; for people, and to tell the main executable.
+    /// As the process sees it, for people and to find the main executable.
     pub path: String,
 }
 
-/// The code of files in a list of mappings; what has no file (JIT code, the kernel's own page) or can be written is
-/// left out.
+/// Code of files in a list of mappings, without writable mappings and those without a file (JIT, the kernel's page).
 pub fn code_mappings(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(mapping).collect()
 }
 
-/// `start-end perms offset device inode path`, of code that cannot be written.
+/// Parses `start-end perms offset device inode path`, for code that is not writable.
 fn mapping(line: &str) -> Option<Mapping> {
     let permissions = line.split(' ').nth(1)?.as_bytes();
     let is_code = permissions.get(2) == Some(&b'x') && permissions.get(1) != Some(&b'w');
     file_mapping(line).filter(|_| is_code)
 }
 
-/// The same of any file.
+/// The same for any file.
 fn file_mapping(line: &str) -> Option<Mapping> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
@@ -90,7 +88,7 @@ fn file_mapping(line: &str) -> Option<Mapping> {
     let hex = |s: &str| u64::from_str_radix(s, 16).ok();
     let number = |s: &str| u32::from_str_radix(s, 16).ok();
     let (start, end, offset) = (hex(start)?, hex(end)?, hex(offset)?);
-    // Every address of it is a place in the file.
+    // Every address of it has an offset in the file.
     (start < end && offset.checked_add(end - start).is_some()).then(|| Mapping {
         start,
         end,
@@ -101,7 +99,7 @@ fn file_mapping(line: &str) -> Option<Mapping> {
 }
 
 impl Mapping {
-    /// How far from its start a place of the file is mapped.
+    /// Distance of a file's offset from the start of the mapping.
     fn within(&self, offset: u64) -> Option<u64> {
         offset
             .checked_sub(self.offset)
@@ -109,7 +107,7 @@ impl Mapping {
     }
 }
 
-/// Code that a process has mapped; empty when it cannot be read, or not in time.
+/// Mapped code of a process. Empty if unreadable, or not in time.
 pub fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
     open_process(root, process)
         .ok()
@@ -117,7 +115,7 @@ pub fn mappings(root: &Root, process: ProcessId) -> Vec<Mapping> {
         .unwrap_or_default()
 }
 
-/// Pages of code that the kernel gives to every process (`[uprobes]` as long as it is counted there).
+/// Pages of code that the kernel maps into processes (`[uprobes]` while probes are active).
 const OF_KERNEL: [&str; 3] = ["[vdso]", "[vsyscall]", "[uprobes]"];
 
 /// Where a process has code.
@@ -127,12 +125,12 @@ pub struct Layout {
     pub files: Vec<Mapping>,
     /// Of the kernel: from and to.
     pub kernel: Vec<(u64, u64)>,
-    /// Of no file, as compilers make it while the program runs: from and to.
+    /// Of no file, as compilers generate it at run time: from and to.
     pub compiled: Vec<(u64, u64)>,
 }
 
 impl Layout {
-    /// Takes the text of a list of mappings.
+    /// Parses a list of mappings.
     pub fn parse(text: &str) -> Self {
         let range = |line: &str| {
             let (start, end) = line.split(' ').next()?.split_once('-')?;
@@ -143,7 +141,7 @@ impl Layout {
             let name = line.split_ascii_whitespace().nth(5);
             name.is_some_and(|name| OF_KERNEL.contains(&name))
         };
-        // Some compilers name what they make of no file (`[anon: …]`, `/memfd:…`).
+        // Some compilers name their generated code (`[anon: …]`, `/memfd:…`).
         let compiled = |line: &&str| {
             let executable = line.split(' ').nth(1).and_then(|p| p.as_bytes().get(2).copied()) == Some(b'x');
             executable && !of_kernel(line) && file_mapping(line).is_none()
@@ -156,16 +154,16 @@ impl Layout {
     }
 }
 
-/// Where a process has code; `None` when that cannot be read, or not in time, or it has ended.
+/// Where a process has code. `None`: unreadable, not in time, or the process has ended.
 pub fn layout(root: &Root, process: ProcessId) -> Option<Layout> {
     let text = maps(process, open_process(root, process).ok()?)?;
     (!text.is_empty()).then(|| Layout::parse(&text))
 }
 
-/// The first piece of code that a process has mapped of the program that it runs.
+/// The first mapped code of a process's own program.
 ///
 /// # Errors
-/// A sentence: it cannot be seen.
+/// A sentence: unknown.
 pub fn own_code(root: &Root, process: ProcessId) -> Result<Mapping, String> {
     let dir = open_process(root, process).map_err(|e| e.to_string())?;
     let program = rustix::fs::readlinkat(&dir, "exe", Vec::new()).map_err(|e| {
@@ -192,52 +190,51 @@ pub fn executable(root: &Root, process: ProcessId) -> Option<(u64, u64)> {
     executable_at(open_process(root, process).ok()?)
 }
 
-/// The same, by the directory of the process. What is known of the file is enough: storage that somebody answers for is not
-/// asked for it.
+/// The same by the process's directory, from cached attributes: remote or program-served storage is not asked.
 pub fn executable_at(dir: impl AsFd) -> Option<(u64, u64)> {
     let stat = rustix::fs::statx(dir, "exe", AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     Some((device, stat.stx_ino))
 }
 
-/// Which file of a process.
+/// Selects a file of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Which {
     /// The program that it runs.
     Program,
-    /// What it has mapped there, from and to.
+    /// The file mapped there, from and to.
     Mapped(u64, u64),
 }
 
-/// What is asked about such a file.
+/// A query of such a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// Where something is that can be counted.
+    /// Finds a place to count.
     Place(Wanted),
-    /// Where its functions are.
+    /// Finds its functions.
     Map,
 }
 
-/// A request to a helper. Without a question the file itself is wanted.
+/// A request to a helper. Without a question, it asks for the file itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Where the machine's files are.
+    /// Root of the machine's files.
     pub root: PathBuf,
-    /// Whose file.
+    /// The process.
     pub process: ProcessId,
-    /// Which of them.
+    /// Which of its files.
     pub which: Which,
     question: Option<Question>,
 }
 
-/// The answer of a helper: of which state of the file, and what was found in it.
+/// A helper's answer, with the state of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
     state: FileState,
     findings: Option<Findings>,
 }
 
-/// What was found in a file.
+/// The answer to a query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Findings {
     /// To [`Question::Place`].
@@ -246,11 +243,10 @@ pub enum Findings {
     Map(Result<Told, String>),
 }
 
-/// What tells one state of a file from others: device and inode, last change, size.
+/// Identifies a state of a file: device and inode, last change, size.
 pub type FileState = ((u64, u64), (i64, i64), u64);
 
-/// Finds and opens a file of a process: in a helper that may open. It is found by its path alone and looked at first, so that nothing
-/// is opened that the machine does not answer for.
+/// Finds and opens a file of a process, in an opener. Checks first that the machine itself serves the storage.
 pub fn find_file(root: &Root, process: ProcessId, which: Which) -> Result<OwnedFd, PlatformError> {
     let dir = open_process(root, process)?;
     let name = match which {
@@ -268,7 +264,7 @@ pub fn find_file(root: &Root, process: ProcessId, which: Which) -> Result<OwnedF
         })
 }
 
-/// Answers in a helper that has no privilege.
+/// Answers in a helper without privileges.
 pub fn answer(asked: &Asked) -> Result<(Answered, Option<OwnedFd>), PlatformError> {
     let ask = Ask::Code {
         root: asked.root.clone(),
@@ -291,7 +287,6 @@ pub fn answer(asked: &Asked) -> Result<(Answered, Option<OwnedFd>), PlatformErro
     Ok((Answered { state, findings }, file))
 }
 
-/// Asks a helper for a file of a process, or about it.
 fn ask(asked: &Asked, patience: Duration) -> Result<(Answered, Option<OwnedFd>), PlatformError> {
     let domain = Domain::of(&Root::new(&asked.root), asked.process)?;
     match service::call_apart(domain, &Request::Code(asked.clone()), patience)? {
@@ -303,36 +298,36 @@ fn ask(asked: &Asked, patience: Duration) -> Result<(Answered, Option<OwnedFd>),
     }
 }
 
-/// A file with code, open as long as anything is counted in it.
+/// A file with code, open while anything in it is counted.
 #[derive(Debug)]
 pub struct CodeFile {
     file: File,
-    /// By whom it was found; `None`: it is our own executable.
+    /// How a helper finds it. `None`: our own executable.
     asked: Option<Asked>,
     /// Device and inode.
     identity: (u64, u64),
-    /// Last change and size: a file that is written over is another one.
+    /// Last change and size: a rewritten file is another one.
     state: ((i64, i64), u64),
-    /// On a file system that shows one file as several, so that who else runs it cannot be told by device and inode.
+    /// A layered file system shows one file as several, so device and inode do not show who else runs it.
     layered: bool,
-    /// What the kernel is given: this process's own descriptor.
+    /// Path of this process's descriptor, for the kernel.
     path: CString,
 }
 
 impl CodeFile {
-    /// The executable of a process, even when its file was removed since.
+    /// The executable of a process, even if its file was removed.
     ///
     /// # Errors
-    /// A sentence: it cannot be opened, or must not be counted in.
+    /// A sentence: it cannot be opened, or must not be counted.
     pub fn executable(root: &Root, process: ProcessId) -> Result<Self, String> {
         let called = format!("the executable of process {process}");
         Self::by_helper(root, process, Which::Program, &called)
     }
 
-    /// The file behind a mapping of a process: what is mapped, whatever lies under that name by now.
+    /// The file that a process has mapped, whatever its path means by now.
     ///
     /// # Errors
-    /// As of [`Self::executable`]; also when the mapping is another one meanwhile.
+    /// As of [`Self::executable`], or the mapping has changed.
     pub fn mapped(root: &Root, process: ProcessId, mapping: &Mapping) -> Result<Self, String> {
         let which = Which::Mapped(mapping.start, mapping.end);
         let this = Self::by_helper(root, process, which, &mapping.path)?;
@@ -340,7 +335,7 @@ impl CodeFile {
             rustix::fs::major(this.identity.0),
             rustix::fs::minor(this.identity.0),
         );
-        // Layers show numbers of their own; subvolumes of btrfs a device of their own.
+        // Layered file systems show their own numbers, and btrfs subvolumes their own device.
         let kind = kind_of_storage(&this.file);
         let same = this.layered
             || (this.identity.1 == mapping.device_inode.1
@@ -355,7 +350,7 @@ impl CodeFile {
         }
     }
 
-    /// Our own executable: for trying things out on ourselves.
+    /// Our own executable, for tests on ourselves.
     pub fn own() -> Result<Self, String> {
         let proc = rustix::fs::open(
             "/proc/self",
@@ -413,7 +408,6 @@ impl CodeFile {
         &self.file
     }
 
-    /// Asks about this state of this file.
     fn ask(&self, asked: &Asked, question: Question, patience: Duration) -> Result<Findings, String> {
         let asked = Asked {
             question: Some(question),
@@ -426,10 +420,10 @@ impl CodeFile {
         }
     }
 
-    /// Looks for a place that can be counted.
+    /// Finds a place that can be counted.
     ///
     /// # Errors
-    /// [`ElfError`]; `Unreadable` where it could not be looked into now.
+    /// [`ElfError`]. `Unreadable`: it could not be parsed now.
     pub fn find(&self, wanted: &Wanted) -> Result<Found, ElfError> {
         let Some(asked) = &self.asked else {
             return elf::find(&self.file, wanted);
@@ -445,10 +439,10 @@ impl CodeFile {
         }
     }
 
-    /// Where its functions are.
+    /// Its functions.
     ///
     /// # Errors
-    /// As of [`CodeMap::read`]; `Now` where it could not be looked into now.
+    /// As of [`CodeMap::read`]. `Now`: it could not be parsed now.
     pub fn code_map(&self, called: &str) -> Result<CodeMap, Refusal> {
         let lasting = |why: &str| Refusal::Lasting(format!("{called}: {why}"));
         let Some(asked) = &self.asked else {
@@ -463,11 +457,11 @@ impl CodeFile {
         }
     }
 
-    /// Whether it is as it was when it was opened, and gives no privileges still: both can be changed while it is open. What was
-    /// written over is another file, with other instructions at its offsets.
+    /// Checks that the file is unchanged since it was opened and gives no privileges: both can change. A rewritten file
+    /// has other instructions at its offsets.
     ///
     /// # Errors
-    /// A sentence: it is not, or does, or that cannot be told.
+    /// A sentence: it changed, gives privileges, or this is unknown.
     pub fn still_plain(&self, called: &str) -> Result<(), String> {
         let stat = rustix::fs::fstat(&self.file).map_err(|e| format!("{called} cannot be looked at: {e}"))?;
         if stat.st_mode & 0o6000 != 0 || gives_privileges(&self.file) {
@@ -479,8 +473,7 @@ impl CodeFile {
         Ok(())
     }
 
-    /// Whether it was neither made nor changed in any way since a moment, as far as clocks of files tell: where it is mapped its number
-    /// may have been another file's before. What cannot be told is no.
+    /// Whether it is unchanged since a moment, by its times: its inode may have been another file's. False if unknown.
     pub fn is_older_than(&self, moment: SystemTime) -> bool {
         let Some(moment) = moment
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -500,22 +493,22 @@ impl CodeFile {
         self.identity
     }
 
-    /// What tells this state of this file from others: device, inode, last change, size.
+    /// Identifies this state of this file: device, inode, last change, size.
     pub fn state(&self) -> FileState {
         (self.identity, self.state.0, self.state.1)
     }
 
-    /// Whether it lies on a file system that shows one file as several.
+    /// Whether a layered file system shows it as several files.
     pub fn is_layered(&self) -> bool {
         self.layered
     }
 
-    /// Path by which the kernel finds this very file, as long as this lives.
+    /// Path by which the kernel finds this very file, while this value lives.
     pub fn kernel_path(&self) -> &CStr {
         &self.path
     }
 
-    /// The bytes at a place, fewer at the end of the file.
+    /// The bytes at an offset, fewer at the end of the file.
     pub fn bytes(&self, offset: u64) -> Option<[u8; COMPARED]> {
         let mut bytes = [0; COMPARED];
         let mut used = 0;
@@ -531,7 +524,6 @@ impl CodeFile {
     }
 }
 
-/// Last change and size.
 fn change_and_size(stat: &rustix::fs::Stat) -> ((i64, i64), u64) {
     (
         (stat.st_mtime, stat.st_mtime_nsec as i64),
@@ -550,11 +542,11 @@ fn kind_of_storage(file: &File) -> Option<u64> {
         .map(|s| s.f_type as u64 & 0xffff_ffff)
 }
 
-/// Why nothing is counted in such a file.
+/// Reason why such files are not counted.
 const PRIVILEGED: &str = "gives privileges to whoever executes it (set-user-id, set-group-id or capabilities): nothing is \
                           counted in such files";
 
-/// Whether executing a file gives privileges beside those of its mode. What cannot be told counts as given.
+/// Whether execution gives privileges by file attributes. True if unknown.
 fn gives_privileges(file: impl AsFd) -> bool {
     let mut buffer = [0u8; 64];
     !matches!(
@@ -563,22 +555,22 @@ fn gives_privileges(file: impl AsFd) -> bool {
     )
 }
 
-/// Memory of a process, to compare code with its file.
+/// Memory of a process, for comparison with its files.
 pub struct Memory {
     file: File,
     mappings: Vec<Mapping>,
 }
 
 impl Memory {
-    /// Opens the memory of a process, with what it has mapped of code.
+    /// Opens the memory of a process, with its mapped code.
     ///
     /// # Errors
-    /// Gone, not permitted, or what it has mapped cannot be read.
+    /// The process ended, access is denied, or its mappings are unreadable.
     pub fn open(root: &Root, process: ProcessId) -> Result<Self, PlatformError> {
         Self::open_with(root, process, code_mappings)
     }
 
-    /// The same with whatever it has mapped of files, be it code now or not.
+    /// The same with all its mapped files, whether code or not.
     ///
     /// # Errors
     /// As of [`Self::open`].
@@ -612,10 +604,10 @@ impl Memory {
         })
     }
 
-    /// Whether a byte stands at a place of the file in a mapping of it.
+    /// Whether a mapping of the file holds this byte at an offset.
     ///
     /// # Errors
-    /// A sentence: its memory cannot be read there.
+    /// A sentence: its memory is unreadable there.
     pub fn holds(&self, device_inode: &((u32, u32), u64), offset: u64, byte: u8) -> Result<bool, String> {
         let mut found = false;
         for mapping in self.mappings.iter().filter(|m| m.device_inode == *device_inode) {
@@ -632,16 +624,15 @@ impl Memory {
         Ok(found)
     }
 
-    /// A mapping of a place of the file.
+    /// A mapping of an offset of the file.
     pub fn mapping_of(&self, device_inode: &((u32, u32), u64), offset: u64) -> Option<&Mapping> {
         self.mappings
             .iter()
             .find(|m| m.device_inode == *device_inode && m.within(offset).is_some())
     }
 
-    /// Whether what the process runs at a place is what the file holds there: not patched in its own memory by the program,
-    /// by a debugger, or by whoever else writes there. `device_inode`: of the mapping through which the file was opened. A
-    /// breakpoint is taken for ours only where, and as long as, one of ours may be there.
+    /// Whether a process's code at an offset equals the file's, unpatched by anybody. `device_inode`: of the mapping
+    /// through which the file was opened. A breakpoint counts as ours only while one of ours may be there.
     pub fn agrees(
         &self,
         device_inode: &((u32, u32), u64),
@@ -649,7 +640,7 @@ impl Memory {
         bytes: &[u8; COMPARED],
         ours: IsOurs,
     ) -> bool {
-        // One that went between the look at the memory and the question whose it was is not there at the second.
+        // A breakpoint of ours that was removed between the read and the ownership check is gone at the second read.
         (0..2).any(|_| self.agrees_now(device_inode, offset, bytes, ours))
     }
 

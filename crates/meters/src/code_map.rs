@@ -1,7 +1,5 @@
-//! Where the functions of a file with code begin and end.
-//!
-//! Ranges of functions come from what unwinders need (`.eh_frame`, which survives `strip`), from Go's own table, and from
-//! symbols. Nothing is run and nothing trusted: every number is checked.
+//! Function ranges of a file with code, from unwind tables (`.eh_frame`, which survives `strip`), Go's own table, and
+//! symbols. Every number is checked, because the file is untrusted. Nothing of it is executed.
 
 use crate::bounded::{Bounded, ReadAt};
 use crate::elf64::{self, Outline, Segment};
@@ -9,27 +7,27 @@ use crate::ranges::Ranges;
 use crate::{go, unwind};
 use serde::{Deserialize, Serialize};
 
-/// Sections of stubs through which functions of other files are called, and the bytes of one.
+/// Sections of stubs through which functions of other files are called.
 const STUBS: [&str; 3] = [".plt", ".plt.sec", ".plt.got"];
-/// Bytes of a stub.
+/// Size of a stub in bytes.
 pub const STUB: u64 = 8;
 
-/// What a file says of its own code.
+/// Code and functions of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeMap {
-    /// Pieces of code.
+    /// Loaded parts with code.
     pub segments: Vec<Segment>,
-    /// From and to of each function.
+    /// Range of each function.
     pub functions: Ranges,
     /// Sections of stubs, from and to.
     pub stubs: Vec<(u64, u64)>,
 }
 
 impl CodeMap {
-    /// Looks into a file.
+    /// Reads a file.
     ///
     /// # Errors
-    /// A sentence: it is no executable of x86-64, or does not tell where its functions begin and end.
+    /// A sentence: it is no x86-64 executable, or function ranges are missing.
     pub fn read(file: &dyn ReadAt) -> Result<Self, String> {
         let file = Bounded::new(file).map_err(|e| e.to_string())?;
         let outline = Outline::read(&file)?;
@@ -50,7 +48,7 @@ impl CodeMap {
     }
 }
 
-/// The same in numbers, as a helper process tells it.
+/// The map as numbers, for a helper's message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
     segments: Vec<Segment>,
@@ -59,7 +57,7 @@ pub struct Told {
 }
 
 impl CodeMap {
-    /// As numbers, for a message.
+    /// Converts to numbers for a message.
     pub fn told(&self) -> Told {
         Told {
             segments: self.segments.clone(),
@@ -68,7 +66,7 @@ impl CodeMap {
         }
     }
 
-    /// Takes what a helper tells of a file of this length. `None`: nobody can have found that there.
+    /// Checks a helper's map of a file of this length. `None`: it is impossible.
     pub fn believed(told: Told, length: u64) -> Option<Self> {
         let in_file = |s: &Segment| {
             let end = s.offset.checked_add(s.size);
@@ -83,7 +81,7 @@ impl CodeMap {
     }
 }
 
-/// No functions yet, in these pieces of code.
+/// No functions yet, in these parts.
 fn empty(segments: &[Segment]) -> Option<Ranges> {
     let code: Vec<(u64, u64)> = segments
         .iter()

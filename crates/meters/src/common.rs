@@ -1,4 +1,4 @@
-//! What several meters need: sums that survive the end of their parts, and candidates.
+//! Shared by several meters: sums that survive the end of their parts, and candidates.
 
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Nanoseconds, Workload};
 use homeostat_platform::PlatformError;
@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 /// Most processes of one workload that a meter follows.
 pub const PROCESSES_MAX: usize = 512;
-/// Most entries of a process's `task` or `fd` directory that are looked at.
+/// Most entries read of a process's `task` or `fd` directory.
 pub const ENTRIES_MAX: usize = 4096;
 
-/// Sum of counters that come and go. What an ended counter had counted stays in the sum, so the sum never goes
-/// back; a counter that goes back itself (restart, reuse of its key) starts again from zero.
+/// Sum of counters that come and go. It keeps the count of ended counters, so it never decreases. A counter that
+/// decreases (restart, reuse of its key) starts again from zero.
 #[derive(Debug)]
 pub struct Cumulative<K> {
     ended: f64,
@@ -18,7 +18,7 @@ pub struct Cumulative<K> {
 }
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// Value that was there before we looked, and is not ours to count.
+    /// Value before the first reading, which does not count.
     offset: f64,
     last: f64,
 }
@@ -38,8 +38,8 @@ impl<K: Ord + Clone> Cumulative<K> {
         }
     }
 
-    /// Takes the present value of one counter. A counter seen for the first time counts from zero when `whole`
-    /// (it began after the meter was opened), else from its present value.
+    /// Sets one counter's value. A new counter counts from zero if `whole` (it began after the opening of the meter),
+    /// otherwise from its present value.
     pub fn set(&mut self, key: &K, value: f64, whole: bool) {
         match self.parts.get_mut(key) {
             Some(part) if value < part.last => {
@@ -62,7 +62,7 @@ impl<K: Ord + Clone> Cumulative<K> {
         self.parts.contains_key(key)
     }
 
-    /// Forgets the counters that are no longer there, keeping what they had counted.
+    /// Forgets counters that have gone, and keeps their counts.
     pub fn retain(&mut self, stays: impl Fn(&K) -> bool) {
         let ended = &mut self.ended;
         self.parts.retain(|key, part| {
@@ -74,7 +74,7 @@ impl<K: Ord + Clone> Cumulative<K> {
         });
     }
 
-    /// What all have counted.
+    /// Total of all counters.
     pub fn total(&self) -> f64 {
         self.ended + self.parts.values().map(|p| p.last - p.offset).sum::<f64>()
     }
@@ -100,7 +100,7 @@ pub fn usable(id: &str, class: MeterClass, unit: &str) -> MeterCandidate {
     }
 }
 
-/// A candidate that cannot, with the reason and the remedy.
+/// A candidate that cannot be opened, with the reason and the remedy.
 pub fn refused(id: &str, class: MeterClass, unit: &str, why: impl Into<String>) -> MeterCandidate {
     MeterCandidate {
         refused: Some(why.into()),
@@ -108,10 +108,10 @@ pub fn refused(id: &str, class: MeterClass, unit: &str, why: impl Into<String>) 
     }
 }
 
-/// Names of the workload's program: of the main process and of its executable file.
+/// Whether the workload's program, by its main process or executable file, has one of these names.
 pub fn is_program(workload: &Workload, names: &[&str]) -> bool {
     let file = workload.executable.rsplit('/').next().unwrap_or_default();
-    // A program that was replaced by an update while it runs.
+    // An update replaced the running program.
     let file = file.strip_suffix(" (deleted)").unwrap_or(file);
     names.iter().any(|n| *n == workload.program || *n == file)
 }

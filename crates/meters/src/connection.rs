@@ -1,5 +1,4 @@
-//! A connection to a server of a workload: every wait is bounded, and so is what is read. The opener of a helper process
-//! connects, its speaker speaks.
+//! Connections to a workload's servers, with limits on waits and sizes. A helper's opener connects, its speaker talks.
 
 use crate::service::opener::{Ask, Got, ask};
 use crate::{listeners, network};
@@ -21,37 +20,30 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a connection. A server on this machine takes or refuses one at once, and the opener is waited for not
-/// much longer.
+/// Longest wait for a connection. A local server accepts or refuses at once. Callers wait little longer.
 const CONNECTING: Duration = Duration::from_millis(150);
 
-/// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Address {
-    /// A path as the server sees it, below that process's root directory.
+    /// A path below the root directory of a process.
     Path {
-        /// Process whose root the path is below.
         process: ProcessId,
-        /// The path.
         path: String,
     },
-    /// A name in the abstract namespace.
     Abstract(Vec<u8>),
-    /// An address.
     Tcp(SocketAddr),
 }
 
 impl Address {
-    /// Whether it means something else in another network. A path leads there from any.
+    /// Whether the address depends on the network namespace. A path does not.
     pub(super) fn belongs_to_a_network(&self) -> bool {
         !matches!(self, Self::Path { .. })
     }
 
-    /// Whether an error of asking there says that something is short here and now, and nothing of who is asked.
+    /// Whether an error shows a local shortage, and says nothing about the server.
     pub(super) fn is_shortage(&self, errno: Errno) -> bool {
         match self {
-            // No port is left for our end. Elsewhere it may as well be that this machine has no such address, as long as it runs:
-            // of `::1` where IPv6 is switched off.
+            // For IPv4 loopback, our end has no free port. Others may be absent for good: `::1` where IPv6 is off.
             Self::Tcp(address) if errno == Errno::ADDRNOTAVAIL => {
                 address.is_ipv4() && address.ip().is_loopback()
             }
@@ -60,12 +52,10 @@ impl Address {
     }
 }
 
-/// Where a server can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Endpoint {
-    /// Where it listens.
     pub(super) address: Address,
-    /// The process whose network that is in, where it is another than ours.
+    /// A process in the server's network, if that is not ours.
     pub(super) network: Option<ProcessId>,
 }
 
@@ -94,7 +84,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Time left of an operation.
+/// End time of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Instant);
 
@@ -103,17 +93,17 @@ impl Deadline {
         Self(Instant::now() + time)
     }
 
-    /// The same, but so long from now at most.
+    /// The same, but at most this long from now.
     pub(super) fn at_most(self, time: Duration) -> Self {
         Self(self.0.min(Instant::now() + time))
     }
 
-    /// Time left, at most as long as the opener is waited for.
+    /// Time left, at most the opener's limit.
     fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now()).min(CONNECTING)
     }
 
-    /// Whether there is time left: whoever has always something ready is not waited for, and would never come to an end.
+    /// Fails after the deadline. Without it, a peer that always has data ready would never end.
     fn check(self) -> Result<(), Errno> {
         if Instant::now() < self.0 {
             Ok(())
@@ -122,7 +112,6 @@ impl Deadline {
         }
     }
 
-    /// Waits until the socket is ready.
     fn wait(self, fd: &OwnedFd, flags: PollFlags) -> Result<(), Errno> {
         loop {
             let left = self.0.saturating_duration_since(Instant::now());
@@ -140,14 +129,12 @@ impl Deadline {
     }
 }
 
-/// Why nobody is connected.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum NotConnected {
-    /// The kernel says so.
+    /// Error number of the kernel.
     Kernel(i32),
-    /// Somebody else listens there, or what lies there is no socket of the process's user.
+    /// Somebody else listens there, or the path is no socket of the process's user.
     Stranger,
-    /// The process cannot be looked at.
     Process(PlatformError),
 }
 
@@ -163,11 +150,9 @@ impl From<PlatformError> for NotConnected {
     }
 }
 
-/// A connected stream socket.
 #[derive(Debug)]
 pub(super) struct Connection {
     fd: OwnedFd,
-    /// Received and not yet consumed.
     pending: Vec<u8>,
 }
 
@@ -176,11 +161,10 @@ fn stream_socket(family: AddressFamily, protocol: Option<Protocol>) -> Result<Ow
     rustix::net::socket_with(family, SocketType::STREAM, flags, protocol)
 }
 
-/// A socket, and what came of connecting it.
 type Begun = (OwnedFd, Result<(), Errno>);
 
-/// Connects to a path below the root directory of a process: of that one, not of a later one with its number. No link is
-/// followed, and the socket must belong to one of these users: who binds a name may put another's in its place.
+/// Connects to a path below the root directory of exactly this process, not of a later one with its number. Follows no
+/// link. The socket must belong to one of these users, because whoever binds a name may replace it by another's socket.
 fn begin_by_path(process: ProcessId, path: &str, users: &[u32]) -> Result<Begun, NotConnected> {
     let open = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = directory_of(process)?;
@@ -189,7 +173,7 @@ fn begin_by_path(process: ProcessId, path: &str, users: &[u32]) -> Result<Begun,
     let look_up =
         |path: &str| rustix::fs::openat2(&root, path.trim_start_matches('/'), open, Mode::empty(), resolve);
     let file = match (look_up(path), path.strip_prefix("/var/run/")) {
-        // A link on nearly every machine (Filesystem Hierarchy Standard 3.0, section 5.13).
+        // `/var/run` is a link on nearly every machine (Filesystem Hierarchy Standard 3.0, section 5.13).
         (Err(Errno::LOOP), Some(name)) => look_up(&format!("/run/{name}")),
         (found, _) => found,
     };
@@ -212,7 +196,7 @@ fn begin_by_path(process: ProcessId, path: &str, users: &[u32]) -> Result<Begun,
 }
 
 fn begin_tcp(fd: OwnedFd, address: SocketAddr) -> Result<Begun, Errno> {
-    // Small questions and answers: never wait to fill a segment.
+    // Messages are small: do not wait to fill a segment.
     sockopt::set_tcp_nodelay(&fd, true)?;
     let connected = rustix::net::connect(&fd, &address);
     Ok((fd, connected))
@@ -227,11 +211,10 @@ fn tcp_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     stream_socket(family, Some(ipproto::TCP))
 }
 
-/// Waits for what was begun.
 fn finish((fd, connected): Begun, deadline: Deadline) -> Result<OwnedFd, Errno> {
     match connected {
         Ok(()) => {}
-        // (A Unix socket with a full queue answers EAGAIN: the server is busy, and we do not wait.)
+        // (A Unix socket with a full queue returns EAGAIN: the server is busy, and there is no wait.)
         Err(Errno::INPROGRESS) => {
             deadline.wait(&fd, PollFlags::OUT)?;
             sockopt::socket_error(&fd)??;
@@ -241,7 +224,6 @@ fn finish((fd, connected): Begun, deadline: Deadline) -> Result<OwnedFd, Errno> 
     Ok(fd)
 }
 
-/// The users that a process runs as.
 pub(crate) fn users_of(root: &Root, process: ProcessId) -> Result<Vec<u32>, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
@@ -249,8 +231,8 @@ pub(crate) fn users_of(root: &Root, process: ProcessId) -> Result<Vec<u32>, Plat
     Ok(user_ids(&status))
 }
 
-/// Connects to a server of a process, and to nobody else: before anything is sent it is known that a user of the process
-/// listens there, or that a socket of the process does, before and after. Works in an opener.
+/// Connects to a server of a process, and to nobody else. Before anything is sent, it verifies that a user of the
+/// process listens there, or that a socket of the process did before and after the connection. Runs in an opener.
 pub(crate) fn connect(
     root: &Root,
     process: ProcessId,
@@ -306,13 +288,12 @@ pub(crate) fn connect(
     }
 }
 
-/// Connects to an address that a person has named. Works in an opener.
+/// Connects to an address that a person named. Runs in an opener.
 pub(crate) fn dial(address: SocketAddr, deadline: Deadline) -> Result<OwnedFd, NotConnected> {
     Ok(finish(begin_tcp(tcp_socket(address)?, address)?, deadline)?)
 }
 
 impl Connection {
-    /// Connects to a server of a process, by the opener.
     pub(super) fn open(
         root: &Root,
         process: ProcessId,
@@ -330,14 +311,14 @@ impl Connection {
         )
     }
 
-    /// Connects to an address that a person has named, by the opener.
+    /// Connects to an address that a person named, through the opener.
     pub(super) fn dial(address: SocketAddr, deadline: Deadline) -> Result<Self, NotConnected> {
         let within = deadline.left();
         Self::by(&Ask::Dial { address, within }, deadline)
     }
 
     fn by(what: &Ask, deadline: Deadline) -> Result<Self, NotConnected> {
-        // None begins when there is no time left.
+        // Do not begin without time left.
         deadline.check()?;
         match ask(what)? {
             (Got::Connected(Ok(())), Some(fd)) => Ok(Self {
@@ -349,7 +330,7 @@ impl Connection {
         }
     }
 
-    /// A connection on which this has been received, and that has ended.
+    /// A closed connection with this received data.
     pub(super) fn received(bytes: &[u8]) -> Result<Self, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (fd, _closed) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -359,7 +340,6 @@ impl Connection {
         })
     }
 
-    /// Sends all of it.
     pub(super) fn send(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), Errno> {
         while !bytes.is_empty() {
             deadline.check()?;
@@ -373,7 +353,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives more; 0 at the end of the stream.
+    /// Receives more. 0: end of the stream.
     fn receive(&mut self, deadline: Deadline) -> Result<usize, Errno> {
         let mut chunk = [0u8; 16 * 1024];
         loop {
@@ -390,7 +370,7 @@ impl Connection {
         }
     }
 
-    /// The next line without its end; at most `limit` bytes.
+    /// The next line without its end, at most `limit` bytes.
     pub(super) fn line(&mut self, limit: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
         let mut searched = 0;
         loop {
@@ -412,7 +392,7 @@ impl Connection {
         }
     }
 
-    /// Exactly that many bytes; the caller has checked the number.
+    /// Exactly `count` bytes, which the caller has limited.
     pub(super) fn exactly(&mut self, count: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
         while self.pending.len() < count {
             if self.receive(deadline)? == 0 {
@@ -422,7 +402,7 @@ impl Connection {
         Ok(self.pending.drain(..count).collect())
     }
 
-    /// Everything to the end of the stream; more than `limit` bytes is an error.
+    /// Everything up to the end of the stream. More than `limit` bytes is an error.
     pub(super) fn rest(&mut self, limit: usize, deadline: Deadline) -> Result<Vec<u8>, Errno> {
         loop {
             if self.pending.len() > limit {

@@ -1,16 +1,17 @@
-//! CPU time of processes that come and go, and when the kernel's clocks of it are right.
+//! CPU time of processes that come and go, and waits until the kernel's CPU clocks are accurate.
 //!
-//! The kernel adds what a thread has used to the clock of its process when the thread stops running, and at each tick (1 to 10 ms,
-//! `CONFIG_HZ`). Of a thread that has a CPU for itself the clock is up to a tick old, which is noise of some percent in a window of 20 to
-//! 100 ms; and a bias, too: putting a breakpoint into a program interrupts it, which brings its clock up to date, and nothing does when a
-//! window ends. (Measured with ticks of 4 ms: windows of 86 ms had 1.2 ms of CPU time too little; docs/meters.md.) So a window begins and
-//! ends right after a tick ([`up_to_date`]). All CPUs have theirs at the same time, unless they were moved apart (`skew_tick`): there, on a
-//! CPU that the machine's host has stopped, and where a reading divides a window (what its first part lacks its second has too much),
-//! clocks are up to a tick old. On a CPU without ticks (`nohz_full`) that of a thread which runs alone is up to a second old: who may run
-//! on one is not counted in windows by CPU time ([`ticks`]).
+//! The kernel updates a process's CPU clock when a thread stops running, and at each tick (1 to 10 ms, `CONFIG_HZ`).
+//! For a thread with its own CPU it is up to a tick old. This is noise of some percent in windows of 20 to 100 ms, and
+//! a bias: inserting a breakpoint interrupts the program and updates its clock, the end of a window does not. (At 4 ms
+//! ticks, windows of 86 ms lacked 1.2 ms; docs/meters.md.) So a window begins and ends right after a tick
+//! ([`up_to_date`]).
 //!
-//! (A clock of `perf_event_open(2)` for each such thread is never old, but counts what the machine's host takes as well, of which the
-//! kernel's own is free where it is built with `CONFIG_PARAVIRT_TIME_ACCOUNTING`: on a busy host some percent, now more and now less.)
+//! Clocks stay up to a tick old with `skew_tick` (CPUs tick apart), on a CPU stopped by the host, and where a reading
+//! divides a window (one part lacks what the other gains). On a CPU without ticks (`nohz_full`), a lone thread's clock
+//! is up to a second old, so such programs get no windows by CPU time ([`ticks`]).
+//!
+//! A `perf_event_open(2)` clock per thread is always current, but includes steal time, some varying percent on a busy
+//! host. The kernel's clock excludes it with `CONFIG_PARAVIRT_TIME_ACCOUNTING`.
 
 use crate::common::ENTRIES_MAX;
 use homeostat_kernel::Root;
@@ -24,28 +25,28 @@ use rustix::time::{ClockId, clock_getres, clock_gettime};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long after a tick has begun all CPUs have done with theirs.
+/// After this time, all CPUs have finished their tick.
 const AFTER_TICK: Duration = Duration::from_micros(150);
-/// How often it is looked whether one has come that is late, and how many ticks long.
+/// Interval of checks for a late tick, and their limit in ticks.
 const BEAT: Duration = Duration::from_micros(200);
 const TICKS_MAX: u32 = 2;
-/// Who is run again later than this share of a tick after one waits for the next, once.
+/// A wake-up later than this share of a tick waits for the next tick, once.
 const LATE: f64 = 0.25;
-/// So many of them both ends of a window wait together.
+/// Average wait at both ends of a window together, in ticks.
 const TICKS: f64 = 1.5;
-/// No kernel has longer ones.
+/// Longest tick of any kernel.
 const TICK_MAX: Duration = Duration::from_millis(10);
 
-/// What a thread has run.
+/// Run time of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ran {
     /// Time on a CPU (nanoseconds).
     pub ns: u64,
-    /// Times that it was given one.
+    /// Number of times on a CPU.
     pub times: u64,
 }
 
-/// What `schedstat` of a thread says: time on a CPU, time of waiting for one (nanoseconds), and times that it was given one.
+/// Parses a thread's `schedstat`: time on a CPU, time waiting for one (nanoseconds), and number of runs.
 pub fn ran(schedstat: &[u8]) -> Option<Ran> {
     let mut numbers = words(schedstat).map(number);
     let ns = numbers.next()??;
@@ -53,10 +54,10 @@ pub fn ran(schedstat: &[u8]) -> Option<Ran> {
     Some(Ran { ns, times })
 }
 
-/// What threads have run, by process and number.
+/// Run times of threads, by process and thread id.
 pub type Threads = BTreeMap<(ProcessId, i32), Ran>;
 
-/// What the threads of these processes have run, of so many at most; whether that was all.
+/// Run times of the threads of these processes, at most `most`, and whether that was all.
 pub fn all_ran(root: &Root, processes: impl IntoIterator<Item = ProcessId>, most: usize) -> (Threads, bool) {
     let mut all = BTreeMap::new();
     let mut buffer = [0u8; 128];
@@ -84,12 +85,12 @@ pub fn all_ran(root: &Root, processes: impl IntoIterator<Item = ProcessId>, most
 #[derive(Debug, Default)]
 pub struct CpuTime {
     last: BTreeMap<ProcessId, u64>,
-    /// Seconds since the first look; of a process that came later, since it was seen first.
+    /// Seconds since the first reading, and for a later process since it was seen first.
     total: f64,
 }
 
 impl CpuTime {
-    /// CPU seconds of these processes, those that ended included.
+    /// CPU seconds of these processes, including ended ones.
     pub fn read(&mut self, processes: &[ProcessId]) -> f64 {
         let mut now = BTreeMap::new();
         let mut grown = 0u64;
@@ -106,35 +107,33 @@ impl CpuTime {
     }
 }
 
-/// Time of a clock.
 fn at(clock: ClockId) -> Duration {
     Duration::try_from(clock_gettime(clock)).unwrap_or_default()
 }
 
-/// Time between two ticks; none where it is not known, or longer than any kernel's.
+/// Time between two ticks. `None`: unknown, or implausibly long.
 pub fn tick() -> Option<Duration> {
     Duration::try_from(clock_getres(ClockId::MonotonicCoarse))
         .ok()
         .filter(|length| *length <= TICK_MAX)
 }
 
-/// How long both ends of a window together wait for a tick on average, and for one that is late (seconds).
+/// Average wait at both ends of a window together, including late ticks (seconds).
 pub fn waiting() -> f64 {
     TICKS * tick().map_or(0.0, |tick| tick.as_secs_f64())
 }
 
-/// Waits for the kernel's next tick (some milliseconds): then the clocks of all that runs are up to date. Who calls this reads them at
-/// once.
+/// Waits for the kernel's next tick (some milliseconds), after which all CPU clocks are current. Read them at once.
 pub fn up_to_date() {
     let Some(length) = tick() else {
         return;
     };
     for _ in 0..2 {
-        // This clock moves with the ticks, and is behind them by always the same part of one.
+        // This clock advances with the ticks, at a constant distance.
         let ticked = || at(ClockId::MonotonicCoarse);
         let begun = at(ClockId::Monotonic);
         let last = ticked();
-        // It had not come yet then.
+        // The tick had not come by then.
         let mut before = begun.max(last + length);
         std::thread::sleep(before.saturating_sub(begun));
         loop {
@@ -143,7 +142,7 @@ pub fn up_to_date() {
                 break;
             }
             if now.saturating_sub(begun) >= TICKS_MAX * length {
-                // None has come.
+                // No tick came.
                 before = begun;
                 break;
             }
@@ -157,15 +156,15 @@ pub fn up_to_date() {
     }
 }
 
-/// Whether a tick that had not come so long ago is one that has just been.
+/// Whether the tick that was last absent this long ago has just come.
 fn in_time(ago: Duration, length: Duration) -> bool {
     ago <= AFTER_TICK + 2 * BEAT + length.mul_f64(LATE)
 }
 
-/// Whether all threads of these processes run on CPUs with ticks, wherever they are put.
+/// Checks that all threads of these processes may run only on CPUs with ticks.
 ///
 /// # Errors
-/// A sentence: one may run on a CPU that has none while it runs there alone.
+/// A sentence: a thread may run on a CPU that stops its tick for a lone thread.
 pub fn ticks(root: &Root, processes: &[ProcessId]) -> Result<(), String> {
     let tickless = SetAside::tickless(root);
     if tickless.is_empty() {
@@ -180,7 +179,7 @@ pub fn ticks(root: &Root, processes: &[ProcessId]) -> Result<(), String> {
         for thread in threads {
             let shared = match affinity(thread) {
                 Ok(mask) => mask.and(&without),
-                // One that has ended runs nowhere.
+                // An ended thread runs nowhere.
                 Err(NumaError::NoProcess) => continue,
                 Err(e) => {
                     return Err(format!(

@@ -1,23 +1,21 @@
-//! Places in an executable file: function entries by symbol, static probes by their notes, and what a probe on
-//! the instruction there costs.
+//! Finds places in an executable file: function entries by symbol, static probes by note, and the cost of a probe
+//! there.
 //!
-//! The file is a workload's own choice. Its tables are searched while they stream by ([`Bounded`]), and only what was asked
-//! for is kept: the place of a name among all names, then the symbol that refers to that place. Names that overlap, end
-//! nowhere or fill gigabytes cost no memory.
+//! The workload chooses the file. So its tables are searched in a stream ([`Bounded`]), and only the result is kept.
+//! Names that overlap, never end or fill gigabytes cost no memory.
 
 use crate::bounded::{Bounded, ReadAt, Region};
 use crate::elf64::{FunctionSymbol, Outline, Symbols, functions};
 use crate::go;
 use serde::{Deserialize, Serialize};
 
-/// Longest name of a function or probe. Source: mangled names of the servers that are known stay below 300 bytes.
+/// Longest name of a function or probe. Source: mangled names of the known servers stay below 300 bytes.
 const NAME_MAX: usize = 1024;
-/// Most places at which a name or text may stand among all names. Source: a linker writes a name once, or as the end of a
-/// longer one.
+/// Most matches of a name or text among all names. Source: a linker writes a name once, or as the end of a longer one.
 const PLACES_MAX: usize = 16 * 1024;
-/// Most bytes of probe notes that are looked at.
+/// Most bytes of probe notes that are read.
 const NOTES_MAX: u64 = 4 * 1024 * 1024;
-/// Longest probe note: addresses, two names, and where the arguments are.
+/// Longest probe note: addresses, two names, and the locations of the arguments.
 const NOTE_MAX: usize = 4096;
 /// Most places of one static probe.
 const SITES_MAX: usize = 16;
@@ -29,11 +27,11 @@ pub struct Site {
     pub offset: u64,
     /// Offset of the probe's semaphore in the file; 0 = none.
     pub semaphore: u32,
-    /// Whether the kernel emulates the instruction, instead of stepping through it.
+    /// Whether the kernel emulates the instruction instead of single-stepping it.
     pub cheap: bool,
 }
 
-/// What is looked for in a file.
+/// The place to find.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Wanted {
     /// The function with this name.
@@ -44,17 +42,17 @@ pub enum Wanted {
     StaticProbe(String, String),
 }
 
-/// Where it was found.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// The full name.
     pub name: String,
-    /// Its places; all of them are counted.
+    /// All its places, which are counted together.
     pub sites: Vec<Site>,
 }
 
 impl Found {
-    /// Whether this can be an answer about a file of that size: it comes from a process that hostile files pass through.
+    /// Whether this can be a result for a file of this size. It comes from a process that parses hostile files.
     pub fn is_plausible(&self, length: u64) -> bool {
         let names = !self.name.is_empty() && is_plain(self.name.as_bytes());
         let sites = (1..=SITES_MAX).contains(&self.sites.len());
@@ -73,31 +71,31 @@ pub enum ElfError {
     /// The file gave an error.
     #[error("the file cannot be read: {0}")]
     Unreadable(String),
-    /// It is no executable, or a damaged one.
+    /// No executable, or a damaged one.
     #[error("the file is not an executable that is understood: {0}")]
     Malformed(String),
-    /// It has no such function.
+    /// No such function.
     #[error(
         "the program has no symbol {0}; it is stripped or was built without it: install a build with symbols"
     )]
     NoSymbol(String),
-    /// What is called so is no code.
+    /// The symbol is not code.
     #[error("{0} is not code in this file")]
     NotCode(String),
-    /// It has no such static probe.
+    /// No such static probe.
     #[error(
         "the program has no static probe {0}; install a build with static probes (--enable-dtrace or the like)"
     )]
     NoProbe(String),
-    /// It has one that cannot be counted.
+    /// The static probe cannot be counted.
     #[error("the static probe {0} has too many places, or a semaphore out of reach")]
     Probe(String),
-    /// The tables of the file are larger, or more tangled, than those of any program that is known.
+    /// The tables are larger or more tangled than those of any known program.
     #[error("looking for {0} was given up: the file has more names or larger tables than are searched")]
     TooMuch(String),
 }
 
-/// Looks for a place in a file.
+/// Finds a place in a file.
 ///
 /// # Errors
 /// [`ElfError`].
@@ -116,13 +114,13 @@ pub fn find(file: &dyn ReadAt, wanted: &Wanted) -> Result<Found, ElfError> {
         }
     };
     match found {
-        // What was not found may be in what was not read.
+        // The missing name may be in the unread part.
         Err(_) if file.is_used_up() => Err(ElfError::TooMuch(called)),
         found => found,
     }
 }
 
-/// Graphic characters of ASCII only: the name is shown to people, and a workload chose it.
+/// Only graphic ASCII characters, because a workload chose the name and people see it.
 fn is_plain(name: &[u8]) -> bool {
     name.len() <= NAME_MAX && name.iter().all(u8::is_ascii_graphic)
 }
@@ -142,7 +140,7 @@ impl Search<'_> {
                 return self.entry(name.to_owned(), address);
             }
         }
-        // A Go program keeps its names when it is stripped.
+        // A stripped Go program keeps its names.
         let address = go::SECTIONS.iter().find_map(|section| {
             let (_, table) = self.outline.section(self.file, section)?;
             go::function(table, name, go::Beginning::of(self.outline))
@@ -167,16 +165,16 @@ impl Search<'_> {
 
     /// The place to count executions of a function.
     ///
-    /// A function often begins with `endbr64`, which the kernel steps through at ten times the price of an emulated
-    /// instruction (measured: 9.6 µs against 0.8 µs). When a `push` follows, the probe goes there: it runs exactly
-    /// as often, for nothing jumps to a `push` inside its own function's entry (each turn would grow the stack).
+    /// A function often begins with `endbr64`, which the kernel single-steps at ten times the cost of an emulated
+    /// instruction (measured: 9.6 µs against 0.8 µs). If a `push` follows, the probe goes there. It runs equally often,
+    /// because nothing jumps to a `push` in its own function's entry (each jump would grow the stack).
     fn entry(&self, name: String, address: u64) -> Result<Found, ElfError> {
         let Some(offset) = self.outline.file_offset(address, true) else {
             return Err(ElfError::NotCode(name));
         };
         let code = self.code(offset);
         let behind = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).is_some_and(is_push);
-        // Not measured on other processors: the dear case is assumed.
+        // Not measured on other processors: the higher cost is assumed.
         let site = if self.outline.x86_64 && behind {
             Site {
                 offset: offset.saturating_add(4),
@@ -196,7 +194,6 @@ impl Search<'_> {
         })
     }
 
-    /// The first bytes of an instruction, fewer at the end of the file.
     fn code(&self, offset: u64) -> Vec<u8> {
         let left = self.file.length().saturating_sub(offset).min(16);
         let size = usize::try_from(left).unwrap_or(0);
@@ -222,7 +219,7 @@ impl Search<'_> {
             if note.provider != provider.as_bytes() || note.name != name.as_bytes() {
                 continue;
             }
-            // A prelinked file was moved as a whole after the notes were written.
+            // Prelinking moved the whole file after the notes were written.
             let moved = base.map_or(0, |b| b.wrapping_sub(note.base));
             let offset = self
                 .outline
@@ -254,9 +251,8 @@ impl Search<'_> {
     }
 }
 
-/// Address of the first function with this name.
 fn exact(symbols: &mut Symbols<'_>, name: &str) -> Result<Option<u64>, ElfError> {
-    // The end of a longer name may serve as well.
+    // A symbol may also use the end of a longer name.
     let ended = [name.as_bytes(), b"\0"].concat();
     let too_much = || ElfError::TooMuch(name.to_owned());
     let places = symbols.names.positions(&ended, PLACES_MAX).ok_or_else(too_much)?;
@@ -274,9 +270,8 @@ fn exact(symbols: &mut Symbols<'_>, name: &str) -> Result<Option<u64>, ElfError>
     Ok(found)
 }
 
-/// A name among all names that contains the text.
 struct Holder {
-    /// Where it begins, and where the text stands in it last: a symbol may have any end of it that still has the text.
+    /// Start of the name, and the last position of the text in it: a symbol may use any end that contains it.
     begin: u64,
     text: u64,
     end: u64,
@@ -326,7 +321,7 @@ fn shortest(symbols: &mut Symbols<'_>, text: &str) -> Result<Option<(String, u64
     Ok(best)
 }
 
-/// The name around a text that stands at a place among all names; `None` where it is longer than names are.
+/// The name around a text at this offset among all names. `None`: the name is too long.
 fn holder(names: &mut Region<'_>, place: u64, length: usize) -> Option<Holder> {
     let from = place.saturating_sub(NAME_MAX as u64);
     let before = names.bytes(from, usize::try_from(place - from).ok()?)?;
@@ -347,8 +342,8 @@ fn is_push(code: &[u8]) -> bool {
     matches!(code, [0x50..=0x57, ..] | [0x41, 0x50..=0x57, ..])
 }
 
-/// Instructions that Linux emulates under a uprobe on x86-64 (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`
-/// and `push_setup_xol_ops`): push of a register, one-byte nop, jmp and jcc, call of a fixed address.
+/// Instructions that Linux emulates under a uprobe on x86-64: push of a register, one-byte nop, jmp and jcc, direct
+/// call (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops` and `push_setup_xol_ops`).
 fn is_emulated(code: &[u8]) -> bool {
     is_push(code)
         || matches!(
@@ -384,7 +379,7 @@ impl<'a> Note<'a> {
     }
 }
 
-/// How long the note at a place is, and its description if it is one of a probe. `None`: there is no further note.
+/// Length of the note at an offset, and its description if it is a probe's. `None`: no further note.
 fn note_at(notes: &mut Region<'_>, at: u64) -> Option<(u64, Option<Vec<u8>>)> {
     let name = u64::from(notes.u32(at)?);
     let description = u64::from(notes.u32(at.checked_add(4)?)?);

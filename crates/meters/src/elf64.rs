@@ -1,18 +1,17 @@
-//! The outline of an executable file: where its headers say that segments and sections are.
+//! Outline of an executable file: segments and sections, by its headers.
 //!
-//! A program chooses its own file. So the outline is read within limits ([`Bounded`]), and every number is checked against
-//! the size of the file. Tables are read later, by whoever asks for them, one window at a time.
+//! The program chooses its own file. So the outline is read within limits ([`Bounded`]), and every number is checked
+//! against the file's size. Callers read tables later, one window at a time.
 
 use crate::bounded::{Bounded, Region};
 use serde::{Deserialize, Serialize};
 
 /// Most program headers: linkers write a dozen.
 const SEGMENTS_MAX: u16 = 256;
-/// Most sections: linked programs have some forty.
+/// Most sections: linked programs have about forty.
 const SECTIONS_MAX: u16 = 4096;
-/// Longest name of a section that is asked for: `.data.rel.ro.gopclntab`.
+/// Longest section name that is looked up: `.data.rel.ro.gopclntab`.
 const NAME_MAX: usize = 32;
-/// `EM_X86_64`.
 const X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
@@ -22,24 +21,23 @@ const SHT_NOBITS: u32 = 8;
 const SHT_DYNSYM: u32 = 11;
 const SHF_COMPRESSED: u64 = 0x800;
 const STT_FUNC: u8 = 2;
-/// Bytes of a symbol.
 const SYMBOL: usize = 24;
 
-/// A piece of the file that is loaded.
+/// A loaded part of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Where it lies in memory.
+    /// Address in memory.
     pub address: u64,
-    /// Where it lies in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Bytes of it that come from the file.
+    /// Bytes from the file.
     pub size: u64,
-    /// Whether it may be executed.
+    /// Whether it is executable.
     pub code: bool,
 }
 
 impl Segment {
-    /// Whether an address lies in it.
+    /// Whether it contains an address.
     pub fn holds(&self, address: u64) -> bool {
         address
             .checked_sub(self.address)
@@ -47,7 +45,6 @@ impl Segment {
     }
 }
 
-/// A section that lies in the file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Section {
     /// Its number, by which others refer to it.
@@ -60,7 +57,7 @@ struct Section {
     link: u32,
 }
 
-/// A table of symbols and the table of their names.
+/// A symbol table and its names.
 pub struct Symbols<'b> {
     /// The symbols.
     pub table: Region<'b>,
@@ -68,14 +65,14 @@ pub struct Symbols<'b> {
     pub names: Region<'b>,
 }
 
-/// A function, as a symbol table has it.
+/// A function of a symbol table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionSymbol {
-    /// Where its name stands among the names.
+    /// Offset of its name among the names.
     pub name: u32,
-    /// Where it begins in memory.
+    /// Address in memory.
     pub address: u64,
-    /// 0 = not told.
+    /// 0 = unknown.
     pub size: u64,
 }
 
@@ -84,9 +81,9 @@ pub struct FunctionSymbol {
 pub struct Outline {
     /// Code of x86-64.
     pub x86_64: bool,
-    /// Address at which the program is begun.
+    /// Entry address of the program.
     pub entry: u64,
-    /// Pieces that are loaded.
+    /// Loaded parts.
     pub segments: Vec<Segment>,
     sections: Vec<Section>,
 }
@@ -95,7 +92,7 @@ impl Outline {
     /// Reads the outline of a file.
     ///
     /// # Errors
-    /// A sentence: it is no such executable, or its headers do not fit it.
+    /// A sentence: no such executable, or its headers do not fit it.
     pub fn read(file: &Bounded<'_>) -> Result<Self, String> {
         let head = file.read(0, 64).ok_or("it has no header of an executable")?;
         if head.get(..6) != Some(&[0x7f, b'E', b'L', b'F', 2, 1]) {
@@ -110,7 +107,7 @@ impl Outline {
                  {SECTIONS_MAX} are read)"
             ));
         }
-        // The number may also stand in the first section, for files with more than 65,000: nobody links such a program.
+        // Files with more than 65,000 sections have the number in the first section. Nobody links such a program.
         if section_count == 0 && long(40) != 0 {
             return Err("the number of its sections is missing".to_owned());
         }
@@ -153,14 +150,13 @@ impl Outline {
         Some((section.address, file.region(section.offset, section.size)?))
     }
 
-    /// Addresses that a section takes.
+    /// Address range of a section.
     pub fn range(&self, name: &str) -> Option<(u64, u64)> {
         let section = self.named(name)?;
         Some((section.address, section.address.checked_add(section.size)?))
     }
 
-    /// The table of symbols that the loader needs, which survives `strip`, then the full one. A file may claim more of
-    /// either kind; only the first counts.
+    /// The loader's symbol table, which survives `strip`, then the full one. Only the first table of each kind counts.
     pub fn symbols<'b>(&self, file: &'b Bounded<'_>) -> Vec<Symbols<'b>> {
         let first = |kind| {
             let table = self.sections.iter().find(|s| s.kind == kind)?;
@@ -176,7 +172,7 @@ impl Outline {
         [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(first).collect()
     }
 
-    /// File offset of an address, by the segments; `code`: of one with code or of one without.
+    /// File offset of an address, by the segments. `code`: in a segment with code, or in one without.
     pub fn file_offset(&self, address: u64, code: bool) -> Option<u64> {
         let segment = self
             .segments
@@ -186,13 +182,12 @@ impl Outline {
     }
 }
 
-/// Each function of a table of symbols that is defined in the file, until `each` says that it is enough. `None` where the
-/// table cannot be read to its end.
+/// Visits each function defined in a symbol table until `each` returns false. `None`: the table is cut.
 pub fn functions(table: &mut Region<'_>, mut each: impl FnMut(FunctionSymbol) -> bool) -> Option<()> {
     table.records::<SYMBOL>(|symbol| function(symbol).is_none_or(&mut each))
 }
 
-/// A loaded piece; what would lie outside of the file is left out.
+/// A loaded part. `None` if it is outside the file.
 fn segment(header: &[u8], length: u64) -> Option<Segment> {
     let (kind, flags) = (u32_at(header, 0)?, u32_at(header, 4)?);
     let (offset, address, size) = (u64_at(header, 8)?, u64_at(header, 16)?, u64_at(header, 32)?);
@@ -206,14 +201,14 @@ fn segment(header: &[u8], length: u64) -> Option<Segment> {
     )
 }
 
-/// What lies outside of the file, or is compressed there, is left out: nothing is unpacked.
+/// `None` for a section outside the file, or a compressed one: nothing is unpacked.
 fn section(number: u32, header: &[u8], names: Option<&mut Region<'_>>, length: u64) -> Option<Section> {
     let (kind, flags, address) = (u32_at(header, 4)?, u64_at(header, 8)?, u64_at(header, 16)?);
     let (offset, size) = (u64_at(header, 24)?, u64_at(header, 32)?);
     if kind == SHT_NOBITS || flags & SHF_COMPRESSED != 0 || offset.checked_add(size)? > length {
         return None;
     }
-    // A section without a name can still be one that others refer to.
+    // Others may refer to a section without a name.
     let name = names.and_then(|names| {
         let name = names.up_to(u64::from(u32_at(header, 0)?), NAME_MAX)?;
         Some(name.split(|c| *c == 0).next()?.to_vec())

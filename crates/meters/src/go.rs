@@ -1,8 +1,8 @@
-//! Go's own table of functions (`runtime.pclntab`, versions 1.18 and later): where they begin and what they are called. The
-//! program needs it itself, so it survives `-ldflags "-s -w"` and `strip`.
+//! Go's function table (`runtime.pclntab`, versions 1.18 and later): ranges and names. The program needs it at run
+//! time, so it survives `-ldflags "-s -w"` and `strip`.
 //!
-//! Layout as in Go's `internal/abi` and `debug/gosym`: a header of eight bytes and eight words, then tables at the offsets that
-//! the header gives. The table is read through windows ([`Region`]); nothing of it is kept but what was asked for.
+//! Layout as in Go's `internal/abi` and `debug/gosym`: a header of eight bytes and eight words, then tables at the
+//! offsets in the header. It is read through windows ([`Region`]), and only the result is kept.
 
 use crate::bounded::Region;
 use crate::elf64::Outline;
@@ -10,28 +10,27 @@ use crate::ranges::Ranges;
 
 /// Names of the section.
 pub const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
-/// Most functions of a program.
 const FUNCTIONS_MAX: u64 = 1_000_000;
-/// Most places at which a name may stand among all names: it stands there once.
+/// Most matches of a name among all names. It occurs once.
 const PLACES_MAX: usize = 1024;
-/// How the names of the functions begin at which the kernel, or the loader, begins a Go program (`_rt0_amd64_linux`).
+/// Prefix of the functions at which the kernel or the loader starts a Go program (`_rt0_amd64_linux`).
 const ENTRY: &[u8] = b"_rt0_";
-/// … and how those end that the loader calls in a library, or C code in a program (`_rt0_amd64_linux_lib`): nothing begins there.
+/// … and suffix of those that the loader calls in a library (`_rt0_amd64_linux_lib`), where no program starts.
 const ENTRY_OF_LIBRARY: &[u8] = b"_lib";
-/// Bytes of such a name that are looked at.
+/// Bytes of such a name that are read.
 const ENTRY_MAX: usize = 64;
 
-/// Where a program begins, by its own headers.
+/// Start of a program, by its own headers.
 #[derive(Clone, Copy, Debug)]
 pub struct Beginning {
     /// Address of the section `.text`.
     pub text: u64,
-    /// Address at which it is begun.
+    /// Entry address.
     pub entry: u64,
 }
 
 impl Beginning {
-    /// That of a file with such a section.
+    /// From a file with such a section.
     pub fn of(outline: &Outline) -> Option<Self> {
         Some(Self {
             text: outline.range(".text")?.0,
@@ -40,14 +39,12 @@ impl Beginning {
     }
 }
 
-/// The table.
 struct Table<'b> {
     count: u64,
-    /// Address that functions are counted from.
+    /// Base address of the functions.
     start: u64,
-    /// Where the names begin in the section.
     names_at: u64,
-    /// Where pairs of offsets begin: of the function from `start`, and of its description from here.
+    /// Start of the pairs of offsets: of the function from `start`, and of its description from here.
     functions_at: u64,
     pairs: Region<'b>,
     descriptions: Region<'b>,
@@ -72,9 +69,8 @@ impl<'b> Table<'b> {
         if table.start != 0 {
             return Some(table);
         }
-        // Since 1.26 the start of the code is left for the program to fill in, and in programs that may lie anywhere it always
-        // was. It is that of `.text` unless C code comes first. Then the program begins elsewhere than in Go's own function
-        // for that; no function is known there, rather than a wrong one.
+        // Since Go 1.26 the program fills in the start of the code, as position-independent programs always did. It is
+        // the start of `.text`, unless C code comes first. Then the entry is not Go's, and no function is known.
         let Beginning { text, entry } = beginning?;
         let offset = u32::try_from(entry.checked_sub(text)?).ok()?;
         let at = (0..table.count).find_map(|i| {
@@ -88,15 +84,15 @@ impl<'b> Table<'b> {
         Some(table)
     }
 
-    /// Of a function: where it begins, from `start`, and where its description stands.
+    /// A function: its offset from `start`, and the offset of its description.
     fn pair(&mut self, i: u64) -> Option<(u32, u32)> {
         let at = self.functions_at.checked_add(i.checked_mul(8)?)?;
         Some((self.pairs.u32(at)?, self.pairs.u32(at.checked_add(4)?)?))
     }
 
-    /// Where the name of a function stands among the names.
+    /// Offset of a function's name among the names.
     fn name(&mut self, description: u32) -> Option<u32> {
-        // The entry, then where the name stands.
+        // The entry, followed by the offset of the name.
         let at = self.functions_at.checked_add(u64::from(description))?;
         self.descriptions.u32(at.checked_add(4)?)
     }
@@ -106,20 +102,19 @@ impl<'b> Table<'b> {
     }
 }
 
-/// Whether a program begins in the function whose name this begins with.
+/// Whether a program starts in the function whose name begins here.
 fn is_entry(name: &[u8]) -> bool {
     let name = name.split(|b| *b == 0).next().unwrap_or_default();
     name.starts_with(ENTRY) && !name.ends_with(ENTRY_OF_LIBRARY)
 }
 
-/// Notes ranges of functions. A function ends where the next begins; what fills the gap is no way that its code goes.
-/// Nothing is noted where nothing says where the code begins.
+/// Adds function ranges, each up to the next start, as padding is never executed. None if the code's start is unknown.
 pub fn functions(data: Region<'_>, beginning: Option<Beginning>, into: &mut Ranges) -> Option<()> {
     let mut table = Table::new(data, beginning)?;
     let (first, _) = table.pair(0)?;
     let mut start = table.address(first)?;
     for i in 1..=table.count {
-        // After the last pair stands the end of the code.
+        // The end of the code follows the last pair.
         let at = table.functions_at.checked_add(i.checked_mul(8)?)?;
         let next = table.pairs.u32(at)?;
         let next = table.address(next)?;

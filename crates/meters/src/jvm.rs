@@ -1,8 +1,7 @@
-//! Java programs: a sentence about what would make their work countable.
+//! Java programs: explains how to make their work countable.
 //!
-//! The HotSpot machine publishes `hsperfdata` counters (classes loaded, collections, safepoints, compilations);
-//! none of them counts useful work: they fall silent or rise for reasons of the machine's own, so none is
-//! offered. Its `method__entry` probes need a start option that slows every method.
+//! HotSpot's `hsperfdata` counters (classes, collections, safepoints, compilations) are not offered, because they count
+//! the JVM's own activity. The `method__entry` probes need a start option that slows every method.
 
 use crate::common::{is_program, not_mine, refused};
 use crate::{Meter, MeterKind};
@@ -10,7 +9,6 @@ use homeostat_kernel::Root;
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
 use homeostat_platform::PlatformError;
 
-/// The kind.
 pub(super) struct Jvm;
 
 impl MeterKind for Jvm {

@@ -1,7 +1,7 @@
-//! Kernel work that tends to follow useful work, for programs that tell nothing themselves: read and write calls
-//! and bytes from `/proc/PID/io` (which does not count `send` and `recv`), and voluntary context switches (about
-//! one per request in servers that wait for each). Whether it is proportional to the work is for the engine to
-//! judge from the readings.
+//! Kernel counters that tend to follow useful work, for programs that expose no counter. They are read and write calls
+//! and bytes from `/proc/PID/io`, which excludes `send` and `recv`, and voluntary context switches. Servers that wait
+//! for each request have about one per request. The engine judges from the readings whether they are proportional to
+//! the work.
 
 use crate::common::{Cumulative, ENTRIES_MAX, PROCESSES_MAX, not_mine, refused, usable};
 use crate::{Meter, MeterKind};
@@ -12,7 +12,7 @@ use homeostat_platform::PlatformError;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
-/// Most threads of a workload whose switches are added up: each costs a file of about 15 µs per reading.
+/// Most threads of a workload whose switches are summed: each costs about 15 µs for a file per reading.
 const THREADS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +33,12 @@ const ALL: [(Count, &str, &str); 4] = [
     ),
 ];
 
-/// The kind.
+/// The meter kind.
 pub struct Kernel;
 
 impl MeterKind for Kernel {
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate> {
-        // One process tells for all: permission and kernel support are the same.
+        // One process stands for all: permission and kernel support are the same.
         let main = workload.processes.first().copied();
         let faults = refused(
             "faults.minor",
@@ -119,7 +119,7 @@ struct KernelMeter {
     root: Root,
     count: Count,
     opened: u64,
-    /// Processes read before: what their new threads count has all happened since.
+    /// Processes read before: all counts of their new threads are recent.
     seen: BTreeSet<ProcessId>,
     sum: Cumulative<Key>,
 }
@@ -137,7 +137,7 @@ impl Meter for KernelMeter {
                 Ok(counts) => {
                     let whole = process.start_ticks > self.opened || self.seen.contains(process);
                     for (tid, value) in counts {
-                        // Beyond the limit only threads known before are followed, so the sum stays smooth.
+                        // Beyond the limit only known threads are followed, so the sum stays smooth.
                         parts += 1;
                         if parts <= ENTRIES_MAX || self.sum.knows(&(*process, tid)) {
                             self.sum.set(&(*process, tid), value as f64, whole);
@@ -146,7 +146,7 @@ impl Meter for KernelMeter {
                     }
                     self.seen.insert(*process);
                 }
-                // Ended since the last scan: what it had counted stays.
+                // Ended since the last scan: its count stays in the sum.
                 Err(PlatformError::Vanished { .. }) => {}
                 Err(_) if !lives(&self.root, *process) => {}
                 Err(e) => {
@@ -159,11 +159,11 @@ impl Meter for KernelMeter {
                 }
             }
         }
-        // What could not be read has not ended: forgotten, it would be counted whole when it can be read again.
+        // An unreadable process has not ended. If it were forgotten, its whole count would be added again later.
         self.sum
             .retain(|key| living.contains(key) || unread.contains(&key.0));
         self.seen.retain(|p| processes.contains(p));
-        // What is lacking now would be told with the next reading. Of a process that was never read nothing is.
+        // A missing part would appear in the next reading. A process that was never read has no such part.
         if let Some(e) = spoilt {
             return Err(e);
         }
@@ -179,12 +179,11 @@ impl Meter for KernelMeter {
 /// Voluntary context switches of each thread of a process.
 ///
 /// # Errors
-/// It is gone, or cannot be read.
+/// It ended, or is unreadable.
 pub(super) fn voluntary_switches(root: &Root, process: ProcessId) -> Result<Vec<(i32, u64)>, PlatformError> {
     read_process(root, process, Count::VoluntarySwitches)
 }
 
-/// The counts of a process: one, or one per thread.
 fn read_process(root: &Root, process: ProcessId, count: Count) -> Result<Vec<(i32, u64)>, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
@@ -205,7 +204,7 @@ fn read_process(root: &Root, process: ProcessId, count: Count) -> Result<Vec<(i3
         let file = format!("task/{tid}/status");
         let status = match status_of(&dir, &file) {
             Ok(status) => status,
-            // A thread may end while we look.
+            // A thread may end meanwhile.
             Err(Errno::NOENT | Errno::SRCH) => continue,
             Err(e) => return Err(fault(e, &target, &path(&file))),
         };

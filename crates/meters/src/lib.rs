@@ -1,8 +1,7 @@
-//! What counts useful work without touching the program: what the program itself publishes, what the kernel counts for it, and
-//! the processor's own counters.
+//! Meters that count useful work without touching the program: counters of the program, the kernel and the processor.
 //!
-//! What a workload can mount, write or answer is opened and parsed by a helper process ([`service`]). Kinds of meters that count
-//! inside a program are in `homeostat-probes`, behind the same traits.
+//! A helper process opens and parses everything that a workload can mount, write or answer ([`service`]). Meters that
+//! count inside a program are in `homeostat-probes`, behind the same traits.
 
 pub mod bounded;
 pub mod code_file;
@@ -44,10 +43,10 @@ use homeostat_kernel::Root;
 use homeostat_model::{MeterCandidate, MeterId, Nanoseconds, Workload};
 use homeostat_platform::PlatformError;
 
-/// One kind of meter: finds out whether it fits a workload, and opens it.
+/// A meter kind: finds the meters of a workload and opens them.
 pub trait MeterKind {
-    /// Which meters of this kind could count the workload's work; refusals carry the remedy. Must be cheap
-    /// (a few milliseconds) and must not disturb the workload.
+    /// Meters of this kind that could count the workload's work. Refusals carry the remedy. Must be cheap (a few
+    /// milliseconds) and must not disturb the workload.
     fn find(&mut self, root: &Root, workload: &Workload) -> Vec<MeterCandidate>;
     /// Opens one of them.
     ///
@@ -59,7 +58,7 @@ pub trait MeterKind {
         workload: &Workload,
         id: &MeterId,
     ) -> Result<Box<dyn Meter>, PlatformError>;
-    /// How a meter of this kind came to be, where that took more than a look: for people.
+    /// Log of how a meter was found, for people, if it took a search.
     fn story(&self, _workload: &Workload, _id: &MeterId) -> Option<String> {
         None
     }
@@ -67,35 +66,33 @@ pub trait MeterKind {
 
 /// An open meter.
 pub trait Meter {
-    /// Cumulative count of work since some fixed moment. A value that is lower than the one before (restart,
-    /// wrap) makes the sensor drop that interval. `workload` is its present state: processes may have come
-    /// and gone since the meter was opened.
+    /// Cumulative count of work since a fixed moment. A lower value than before (restart, wrap) makes the sensor drop
+    /// that interval. `workload` is the present state: processes may have come and gone since the opening.
     ///
     /// # Errors
-    /// `Busy` when it cannot be read for a moment; the sensor closes a meter that says nothing else for minutes. `Vanished`, or any
-    /// other when [`Meter::is_over`]: it can be read no more, and why; the sensor closes it. Any other may pass as well: the sensor
-    /// closes a meter that tells nothing else for a while.
+    /// `Busy`: unreadable for a moment. `Vanished`, or any error with [`Meter::is_over`]: final, and the sensor closes
+    /// the meter. Other errors may pass as well. The sensor closes a meter that gives only errors for minutes.
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError>;
-    /// Whether its last error was its last word: nothing will ever be read of it again.
+    /// Whether its last error is final.
     fn is_over(&self) -> bool {
         false
     }
-    /// Lets go of what it holds of processes that the workload has no more. Told at each scan, also where nobody reads it.
+    /// Releases resources of processes that left the workload. Called at each scan, even if nobody reads the meter.
     fn forget_ended(&mut self, workload: &Workload) {
         let _ = workload;
     }
-    /// Share of the time before the last reading in which work was really counted, 0..=1; the rest of that reading is estimated
-    /// from it. `None`: in too little of it for the reading to say anything of the time since the one before.
+    /// Share of the time before the last reading that was really counted, 0..=1. The rest of that reading is an
+    /// estimate. `None`: too little was counted, and the reading is invalid for the time since the one before.
     fn counted(&self) -> Option<f64> {
         Some(1.0)
     }
-    /// How long before the last reading some of what tells it may have been counted; zero: it was counted since the reading before.
+    /// Largest age of counts in the last reading. Zero: all are newer than the reading before.
     fn lag(&self) -> Nanoseconds {
         Nanoseconds::ZERO
     }
 }
 
-/// What programs publish of themselves, those closest to the work first.
+/// Counters that programs publish, those closest to the work first.
 pub fn published(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
     let told: Vec<Box<dyn MeterKind>> = vec![
         Box::new(remote::Remote::new(remote::Kind::Progress, settings)),
@@ -107,17 +104,17 @@ pub fn published(settings: &MeterSettings) -> Vec<Box<dyn MeterKind>> {
     told.into_iter().map(of_its_user).collect()
 }
 
-/// What the kernel counts for a program: calls, and messages of its sockets.
+/// The kernel's counters for a program: calls, and traffic of its sockets.
 pub fn by_kernel() -> Vec<Box<dyn MeterKind>> {
     vec![Box::new(kernel::Kernel), Box::new(sockets::Sockets)]
 }
 
-/// What the processor counts.
+/// The processor's counters.
 pub fn by_processor() -> Box<dyn MeterKind> {
     Box::new(processor::Processor)
 }
 
-/// A kind that sees the processes of the workload's user only.
+/// Restricts a kind to processes of the workload's own user and of root.
 pub fn of_its_user(kind: Box<dyn MeterKind>) -> Box<dyn MeterKind> {
     Box::new(owned::Owned(kind))
 }

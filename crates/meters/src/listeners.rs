@@ -1,4 +1,4 @@
-//! The sockets on which a process listens: inodes of its descriptors, looked up in its network tables.
+//! Finds the sockets on which a process listens: inodes of its descriptors, looked up in its network tables.
 
 use crate::common::ENTRIES_MAX;
 use crate::connection::{Address, Endpoint};
@@ -16,22 +16,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-/// Most that is read of a network table. Listening TCP sockets come first in it.
+/// Most bytes read of a network table. Listening TCP sockets come first in it.
 const TABLE_MAX: usize = 1024 * 1024;
 
-/// What a process listens on, local and cheap ways first.
+/// Listening sockets of a process, local and cheap ones first.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Listeners {
-    /// In the order in which to try them.
     pub(super) endpoints: Vec<Endpoint>,
-    /// Why others of its sockets are out of reach, if there are any: the process lives in another network namespace, and that
-    /// cannot be entered.
+    /// Why other sockets are unreachable, if any: the process is in another network namespace that cannot be entered.
     pub(super) out_of_reach: Option<String>,
-    /// It has more descriptors than are looked at.
+    /// More descriptors exist than were read.
     pub(super) more: bool,
 }
 
-/// Finds the listening stream sockets of a process. Works in an opener.
+/// Finds the listening stream sockets of a process. Runs in an opener.
 pub(crate) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, PlatformError> {
     let dir = open_process(root, process)?;
     let target = format!("process {process}");
@@ -40,7 +38,7 @@ pub(crate) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     let unix = table(&dir, "net/unix").map_err(failed)?;
     let mut addresses = unix_listeners(&String::from_utf8_lossy(&unix), &inodes, process);
     let mut tcp: Vec<SocketAddr> = Vec::new();
-    // Of its own network, whichever that is.
+    // These tables show the process's own network.
     for name in ["net/tcp", "net/tcp6"] {
         let text = table(&dir, name).map_err(failed)?;
         let found = tcp_listeners(&String::from_utf8_lossy(&text), &inodes);
@@ -80,8 +78,7 @@ pub(crate) fn of_process(root: &Root, process: ProcessId) -> Result<Listeners, P
     })
 }
 
-/// The sockets of a process that listen at this address now: of its own network where that is named, else of ours. None
-/// where the process is in another network than that.
+/// A process's sockets that listen at this address, in the given network or else in ours. Empty if it is not in it.
 pub(super) fn sockets_at(
     root: &Root,
     process: ProcessId,
@@ -109,43 +106,38 @@ pub(super) fn sockets_at(
         .collect())
 }
 
-/// The process, if its network is another than ours and can be entered; none if it is ours.
+/// The process, if its network is not ours and can be entered. `None`: it is ours.
 fn other_network(dir: &OwnedFd, process: ProcessId) -> Result<Option<ProcessId>, Fault> {
     let network = Network::of(dir).map_err(Fault::Entering)?;
     if network.is_ours() {
         return Ok(None);
     }
-    // Whether it may be entered is known when it was.
+    // Only an attempt shows whether it may be entered.
     network.make(|| Ok(())).map(|()| Some(process))
 }
 
-/// Sockets of one server that are tried.
+/// Most sockets of one server that are tried.
 const TRIED_MAX: usize = 3;
 
-/// What an error of asking a process says of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Says {
-    /// There is none: the process listens on nothing, or who answers there is something else.
+    /// No server: the process listens on nothing, or something else answers.
     NoServer,
-    /// Neither that there is one nor that there is none.
+    /// Neither that a server exists nor that none does.
     Nothing,
-    /// It is there, and does not allow to be asked.
+    /// The server exists and denies access.
     NotAllowed,
-    /// It may answer in a moment.
     NotNow,
 }
 
-/// Why a process was asked in vain.
 #[derive(Debug)]
 pub(super) struct Unanswered {
-    /// What that says.
     pub(super) says: Says,
-    /// For people.
     pub(super) error: PlatformError,
 }
 
 impl Unanswered {
-    /// With what it says, unless it is `Busy`, which says so itself.
+    /// `Busy` errors always mean [`Says::NotNow`].
     pub(super) fn new(says: Says, error: PlatformError) -> Self {
         let is_busy = matches!(error, PlatformError::Busy { .. });
         Self {
@@ -154,7 +146,7 @@ impl Unanswered {
         }
     }
 
-    /// Of the errors of several sockets the one with the highest is told.
+    /// Of the errors of several sockets, the highest rank is reported.
     fn rank(&self) -> Says {
         self.says.max(Says::Nothing)
     }
@@ -166,8 +158,7 @@ impl From<PlatformError> for Unanswered {
     }
 }
 
-/// Of the errors of two sockets of a process the one that is told: of two that are worth the same the first. That there is no server
-/// it says only where both do.
+/// Chooses which of two sockets' errors to report, the first if equal. Only both together mean that there is no server.
 fn more_telling(one: Unanswered, other: Unanswered) -> Unanswered {
     if other.rank() > one.rank() {
         return other;
@@ -178,12 +169,12 @@ fn more_telling(one: Unanswered, other: Unanswered) -> Unanswered {
     }
 }
 
-/// Asks on the sockets of a process until one answers. `refusal` makes the error of this kind of server from what was
-/// asked and why it failed; `unix_socket` says how the server is given a Unix socket.
+/// Asks on the sockets of a process until one answers. `refusal` makes the error of this kind of server from the
+/// request and the reason. `unix_socket` says how to give the server a Unix socket.
 ///
 /// # Errors
-/// Where several have failed, the most telling one: a port of its own for something else, or one in a family of addresses that is
-/// switched off, does not hide that the server wants a password.
+/// If several fail, the most informative error. So an unrelated port or a disabled address family does not hide that
+/// the server wants a password.
 pub(super) fn first_that_answers<T>(
     root: &Root,
     process: ProcessId,
@@ -239,8 +230,7 @@ pub(super) fn first_that_answers<T>(
     Err(Unanswered::new(Says::NoServer, none))
 }
 
-/// Socket inodes among the descriptors of a process: of its lowest, which those on which it listens usually are. The flag says
-/// whether there are more.
+/// Socket inodes among a process's lowest descriptors, where listeners usually are. The flag: there are more.
 pub(super) fn socket_inodes(process: &OwnedFd) -> Result<(BTreeSet<u64>, bool), Errno> {
     let (fds, more) = numbers_in(process, "fd", ENTRIES_MAX)?;
     let list = rustix::fs::openat(
@@ -256,7 +246,7 @@ pub(super) fn socket_inodes(process: &OwnedFd) -> Result<(BTreeSet<u64>, bool), 
         let link = match rustix::fs::readlinkat(&list, fd.to_string(), std::mem::take(&mut buffer)) {
             Ok(link) => link,
             Err(e) if is_shortage(e) => return Err(e),
-            // A descriptor may be closed while we look.
+            // A descriptor may be closed meanwhile.
             Err(_) => continue,
         };
         if let Some(inode) = link.to_str().ok().and_then(socket_inode) {
@@ -271,7 +261,7 @@ fn socket_inode(link: &str) -> Option<u64> {
     link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// A network table of a process; empty where the kernel has none (no IPv6) or does not show it.
+/// A network table of a process. Empty if the kernel has none (no IPv6) or hides it.
 fn table(process: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
     let file = match rustix::fs::openat(process, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => file,
@@ -294,8 +284,8 @@ fn table(process: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
     Ok(text)
 }
 
-/// Lines `Num: RefCount Protocol Flags Type St Inode Path`; bit 16 of the flags: it listens
-/// (include/linux/net.h, `__SO_ACCEPTCON`); type 1: stream.
+/// Lines `Num: RefCount Protocol Flags Type St Inode Path`. Flag bit 16: listening (`__SO_ACCEPTCON`,
+/// include/linux/net.h). Type 1: stream.
 pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, process: ProcessId) -> Vec<Address> {
     let mut found: BTreeMap<u64, Address> = BTreeMap::new();
     for line in text.lines().skip(1) {
@@ -333,8 +323,8 @@ pub(super) fn unix_listeners(text: &str, inodes: &BTreeSet<u64>, process: Proces
     found.into_values().collect()
 }
 
-/// Lines `sl local remote st … inode …` with the address in hexadecimal words of the machine's byte order; state
-/// 0A listens (include/net/tcp_states.h). Inodes and addresses.
+/// Inodes and addresses from lines `sl local remote st … inode …`, with the address in hexadecimal words of the
+/// machine's byte order. State 0A: listening (include/net/tcp_states.h).
 pub(super) fn tcp_listeners(text: &str, inodes: &BTreeSet<u64>) -> Vec<(u64, SocketAddr)> {
     let mut found = Vec::new();
     for line in text.lines().skip(1) {
@@ -373,7 +363,7 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
         }
         _ => return None,
     };
-    // Bound to every address: the loopback one leads there too.
+    // A socket bound to all addresses is reachable by loopback, too.
     let ip = match ip {
         IpAddr::V4(a) if a.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(a) if a.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

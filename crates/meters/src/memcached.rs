@@ -14,7 +14,7 @@ pub(super) const ID: &str = "memcached";
 pub(super) const UNIT: &str = "operation";
 /// Most lines of an answer; `stats` has about 90.
 const LINES_MAX: usize = 1000;
-/// Each operation is counted in exactly one of these (memcached doc/protocol.txt); `cas` is counted as a set.
+/// Exactly one of these counts each operation (memcached doc/protocol.txt). `cas` counts as a set.
 const COUNTERS: [&str; 9] = [
     "cmd_get",
     "cmd_set",
@@ -29,7 +29,6 @@ const COUNTERS: [&str; 9] = [
 
 pub(super) const PROGRAMS: [&str; 1] = ["memcached"];
 
-/// The kind.
 pub(super) struct Memcached;
 
 impl MeterKind for Memcached {
@@ -62,7 +61,6 @@ struct Server {
     connection: Option<Connection>,
 }
 
-/// How servers are asked.
 struct Client {
     root: Root,
 }
@@ -91,7 +89,7 @@ impl Ask for Client {
     }
 }
 
-/// Asks; reconnects once when the connection was lost.
+/// Asks, and reconnects once after a lost connection.
 fn ask(root: &Root, process: ProcessId, server: &mut Server, deadline: Deadline) -> Result<u64, Unanswered> {
     let deadline = deadline.at_most(WAIT);
     let had = server.connection.is_some();
@@ -111,7 +109,7 @@ fn ask(root: &Root, process: ProcessId, server: &mut Server, deadline: Deadline)
             NotConnected::Stranger => return Unanswered::from(refusal(&what, STRANGER)),
         };
         let says = match e {
-            // It closed the connection, or did not answer like a memcached.
+            // The peer closed the connection, or did not answer like memcached.
             Errno::CONNRESET | Errno::PIPE | Errno::PROTO | Errno::MSGSIZE => Says::NoServer,
             _ => Says::Nothing,
         };

@@ -1,9 +1,10 @@
-//! Sockets in the network of a process. A socket belongs for good to the network namespace of the thread that made it. So one
-//! that is wanted in another than ours is made by a thread that enters that namespace, makes it, and ends: no thread that does
-//! anything else ever leaves ours. It takes `CAP_SYS_ADMIN`, also in the user namespace that the other one belongs to.
+//! Opens sockets in the network namespace of a process.
 //!
-//! A socket that is open keeps its namespace there, and so the devices that were moved into it: it is to be closed as soon as
-//! the process is gone.
+//! A socket belongs permanently to the network namespace of the thread that made it. For another namespace, a
+//! short-lived thread enters it, makes the socket and ends, so no other thread leaves ours. This needs `CAP_SYS_ADMIN`,
+//! also in the user namespace that owns it.
+//!
+//! An open socket keeps its namespace and devices alive, so it must be closed as soon as the process has ended.
 
 use crate::service::opener;
 use homeostat_kernel::process::{directory_of, is_shortage};
@@ -14,12 +15,11 @@ use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// The file of a process that stands for its network namespace.
+/// File of a process for its network namespace.
 const FILE: &str = "ns/net";
-/// Stack of a thread that makes a few system calls.
 const STACK: usize = 64 * 1024;
 
-/// Which network namespace: no two that are there at the same time have the same.
+/// Identity of a network namespace, unique while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Identity {
     device: u64,
@@ -36,45 +36,40 @@ impl From<&Stat> for Identity {
 }
 
 impl Identity {
-    /// That of the process whose directory below `/proc` this is.
     pub(super) fn of(process: &OwnedFd) -> Result<Self, Errno> {
         rustix::fs::statat(process, FILE, AtFlags::empty()).map(|stat| Self::from(&stat))
     }
 
-    /// That of our own.
     pub(super) fn ours() -> Result<Self, Errno> {
         rustix::fs::stat("/proc/self/ns/net").map(|stat| Self::from(&stat))
     }
 }
 
-/// The network of a process. Keeps it there itself, so it is not to be held.
+/// The network of a process. It keeps the namespace alive, so it must not be stored.
 #[derive(Debug)]
 pub(super) struct Network {
     identity: Identity,
-    /// The namespace, where it is another than ours.
     other: Option<OwnedFd>,
 }
 
-/// Why nothing was made in a network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    /// Its namespace may not be entered, or is gone.
+    /// Entry is denied, or the namespace has gone.
     #[error(
         "it cannot be entered ({0}): homeostat must be root of the machine, with CAP_SYS_ADMIN, and RestrictNamespaces= of its \
          service must not forbid it"
     )]
     Entering(Errno),
-    /// There is none to go there. It may be there at the next try.
+    /// No thread was available. A retry may succeed.
     #[error("no thread can be had to enter it ({0})")]
     Thread(std::io::Error),
-    /// It was entered, and there it cannot be made.
+    /// It was entered, but the operation failed.
     #[error("{0}")]
     Making(Errno),
 }
 
 impl Fault {
-    /// The error of doing something there for a process, where it says nothing lasting of its network: the process is gone, or
-    /// something is short here.
+    /// The error, if it says nothing permanent about the network: the process ended, or resources are short.
     pub(super) fn passing(&self, process: &str, what: &str) -> Option<PlatformError> {
         match self {
             Self::Entering(Errno::NOENT | Errno::SRCH) => Some(PlatformError::Vanished {
@@ -90,8 +85,8 @@ impl Fault {
 }
 
 impl Network {
-    /// That of the process whose directory below `/proc` this is. The file that is opened is the namespace itself, whatever
-    /// becomes of the process.
+    /// Of the process with this directory in `/proc`. The open file is the namespace itself, whatever happens to the
+    /// process.
     pub(super) fn of(process: &OwnedFd) -> Result<Self, Errno> {
         let file = rustix::fs::openat(process, FILE, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let identity = Identity::from(&rustix::fs::fstat(&file)?);
@@ -110,14 +105,13 @@ impl Network {
         self.other.is_none()
     }
 
-    /// Makes something there: at once where it is ours, else on a thread that lives for nothing else and has ended when this
-    /// returns.
+    /// Runs an operation there: directly if it is ours, otherwise on a thread that has ended when this returns.
     pub(super) fn make<T: Send>(&self, make: impl FnOnce() -> Result<T, Errno> + Send) -> Result<T, Fault> {
         let Some(file) = &self.other else {
             return make().map_err(Fault::Making);
         };
         if opener::is_here() {
-            // It has one thread, and does one thing at a time.
+            // The opener has one thread and serves one request at a time.
             return opener::visit(file, make);
         }
         std::thread::scope(|scope| {
@@ -136,7 +130,7 @@ impl Network {
     }
 }
 
-/// Makes something in the network of this process, for who knows errors of the kernel only.
+/// Runs an operation in a process's network, with kernel errors only.
 pub(super) fn within<T: Send>(
     process: ProcessId,
     make: impl FnOnce() -> Result<T, Errno> + Send,

@@ -1,8 +1,7 @@
-//! Whose counters a workload is judged by.
+//! Restricts meters to the workload's own user.
 //!
-//! A meter belongs to the user of the workload's main process, or to root. A process of another user in the same group
-//! publishes what that user likes, so meters that read what processes say see only the processes of the main one's
-//! user. Meters that the kernel keeps for all processes of a group see all.
+//! Another user's process in the same group publishes what that user likes. So meters that read a process's own
+//! statements see only processes of the main process's user and of root. The kernel's meters of a group see all.
 
 use crate::{Meter, MeterKind};
 use homeostat_kernel::Root;
@@ -11,7 +10,7 @@ use homeostat_platform::PlatformError;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-/// A kind of meter that sees only processes of the main one's user and root's.
+/// A meter kind that sees only processes of the main one's user and root's.
 pub(super) struct Owned(pub(super) Box<dyn MeterKind>);
 
 /// The workload without the processes of other users.

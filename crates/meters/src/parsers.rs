@@ -1,4 +1,4 @@
-//! The parsers of what meters read, as functions of bytes.
+//! Parsers of hostile input in this crate, as functions of bytes, for fuzzing.
 
 use crate::bounded::{Bounded, ReadAt};
 use crate::code_map::CodeMap;
@@ -11,7 +11,7 @@ use homeostat_progress::layout;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A name, and a parser of whatever bytes there are.
+/// Name and parser of each.
 pub const ALL: &[Parser] = &[
     ("elf", executable),
     ("memcached", |bytes| {
@@ -107,7 +107,7 @@ fn executable(bytes: &[u8]) {
     file(&bytes);
 }
 
-/// All that is asked of an executable file.
+/// Runs all queries on an executable file.
 pub fn file(file: &dyn ReadAt) {
     use elf::Wanted;
     for wanted in [

@@ -1,5 +1,5 @@
-//! Instructions and cycles in user mode, where the machine has hardware counters. Never alone a measure of
-//! progress: the treatment itself may change how many instructions a unit of work takes.
+//! Instructions and cycles in user mode, from hardware counters. They never measure progress alone, because the
+//! treatment may change the instructions per unit of work.
 
 use crate::common::{not_mine, refused, usable};
 use crate::tasks::{Counted, Limits, TaskCounters};
@@ -18,7 +18,6 @@ const ALL: [(&str, &str, Counted); 2] = [
     ("cycles", "processor cycle", Counted::Cycles),
 ];
 
-/// The kind.
 pub(super) struct Processor;
 
 impl MeterKind for Processor {

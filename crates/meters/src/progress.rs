@@ -1,9 +1,9 @@
-//! The program's own progress counter: the file that crate `homeostat-progress` or its C header publishes.
+//! Reads a program's own progress counter, from a file that crate `homeostat-progress` or its C header publishes.
 //!
-//! Anybody may write into the directory, so nothing in it is believed: the file must be a regular one, found
-//! without following a link, owned by the user of the process (or root), on ordinary storage that nobody without rights
-//! over the machine has mounted, and name the process by number and start time. It is read, never mapped: a file that
-//! shrinks cannot hurt. All of this works in a helper process (`homeostat_helper`).
+//! Anybody may write into the directory, so the file is untrusted. It must be a regular file, opened without following
+//! a link, owned by the process's user or root, and name the process by number and start time. Its storage must be
+//! ordinary, and mounted by somebody with rights over the machine. It is never mapped, because it may shrink. All this
+//! runs in a helper process (`homeostat_helper`).
 
 use crate::common::{Cumulative, not_mine, refused, usable};
 use crate::service::opener::{Ask, Got, ask};
@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 pub(super) const ID: &str = "progress";
 
-/// The kind.
 pub(super) struct Progress {
     directory: PathBuf,
 }
@@ -83,14 +82,13 @@ impl MeterKind for Progress {
     }
 }
 
-/// An open, checked file.
 struct File {
     fd: OwnedFd,
     header: Header,
 }
 
 impl File {
-    /// The file of a process, from the opener; `None` when it publishes none.
+    /// Asks the opener for the file of a process. `None`: it publishes none.
     fn open(root: &Root, directory: &Path, process: ProcessId) -> Result<Option<Self>, PlatformError> {
         let (got, fd) = ask(&Ask::Progress {
             root: root.as_path().to_owned(),
@@ -126,7 +124,7 @@ impl File {
     }
 }
 
-/// Finds and opens the file of a process; with the number of the process as it knows itself. Works in an opener.
+/// Finds and opens the file of a process, and returns the process id in its own namespace. Runs in an opener.
 pub(crate) fn find_file(
     root: &Root,
     directory: &Path,
@@ -138,7 +136,7 @@ pub(crate) fn find_file(
     let pid = innermost_pid(&status).unwrap_or(process.pid as u32);
     let name = layout::file_name(pid, process.start_ticks);
 
-    // As the process sees the directory (it may live in a container).
+    // The directory as the process sees it, perhaps in a container.
     let relative = directory.strip_prefix("/").unwrap_or(directory).join(&name);
     let tree = |path: &Path, below: &OwnedFd| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -148,7 +146,7 @@ pub(crate) fn find_file(
         .map_err(Refused::from)
         .and_then(|tree| open_below(&tree, &relative, &dir));
     let opened = match opened {
-        // No permission to look through the process's root, or a tree without it: our own view.
+        // Without access to the process's root, or in a tree without it, our own view is used.
         Err(Refused::Kernel(Errno::ACCESS | Errno::PERM | Errno::NOSYS | Errno::NOENT)) => {
             tree(root.as_path(), &dir)
                 .map_err(Refused::from)
@@ -189,7 +187,7 @@ fn pread_full(fd: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     Ok(used)
 }
 
-/// The process id as the process itself sees it: the last number of `NSpid`.
+/// The process id in its own namespace: the last number of `NSpid`.
 fn innermost_pid(status: &str) -> Option<u32> {
     status
         .lines()
@@ -217,7 +215,7 @@ impl Meter for ProgressMeter {
             .take(crate::common::PROCESSES_MAX)
             .copied()
             .collect();
-        // The last counts of an ended process are still in its file, which we hold open.
+        // The open file still has the last counts of an ended process.
         for (process, file) in &self.files {
             if let Ok(sum) = file.sum(&mut self.buffer) {
                 self.sum
@@ -251,7 +249,7 @@ impl Meter for ProgressMeter {
             return Err(match why {
                 Some(why) => why,
                 None if gone => PlatformError::Vanished { target },
-                // A worker that is started anew may publish its own in a moment.
+                // A restarted worker may publish a file soon.
                 None => PlatformError::Unsupported {
                     what: target,
                     why: "none of its processes publishes one now; let one publish it anew".to_owned(),

@@ -1,8 +1,8 @@
-//! A counter of a Prometheus endpoint that the configuration names:
-//! `prometheus:http://127.0.0.1:9090/metrics#requests_total{code="200"}`. All series that fit are added.
+//! A counter of a Prometheus endpoint in the configuration:
+//! `prometheus:http://127.0.0.1:9090/metrics#requests_total{code="200"}`. It is the sum of all matching series.
 //!
-//! The endpoint is asked by a plain HTTP/1.1 GET with a bound on time and size. Host names are looked up in
-//! `/etc/hosts` only: a name server could keep the loop waiting for seconds.
+//! The request is a plain HTTP/1.1 GET with limits on time and size. Host names are resolved by `/etc/hosts` only,
+//! because a name server could block the loop for seconds.
 
 use crate::common::{not_mine, refused, usable};
 use crate::connection::{Address, Connection, Deadline, NotConnected};
@@ -17,11 +17,10 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// What one count is where the configuration does not say it.
+/// Unit without a configured one.
 pub(super) const UNIT: &str = "count";
 /// Longest wait for a whole answer.
 const WAIT: Duration = Duration::from_millis(400);
-/// Most bytes of an answer.
 const BODY_MAX: usize = 8 * 1024 * 1024;
 const HEADER_LINES_MAX: usize = 100;
 const LINE_MAX: usize = 8192;
@@ -31,7 +30,6 @@ pub fn is_mine(id: &str) -> bool {
     id.starts_with("prometheus:")
 }
 
-/// The kind.
 pub(super) struct Prometheus {
     settings: MeterSettings,
 }
@@ -67,7 +65,7 @@ impl MeterKind for Prometheus {
         workload: &Workload,
         id: &MeterId,
     ) -> Result<Box<dyn Meter>, PlatformError> {
-        // Only what the person named: an id from elsewhere must not make us open connections.
+        // Only configured ids: any other must not make us open connections.
         if !is_mine(id.as_str()) || !self.settings.is_configured(workload, id) {
             return Err(not_mine(id));
         }
@@ -77,7 +75,6 @@ impl MeterKind for Prometheus {
     }
 }
 
-/// Which numbers of which page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Series {
     id: String,
@@ -274,7 +271,7 @@ fn fetch(address: SocketAddr, host: &str, path: &str) -> Result<Vec<u8>, Http> {
     }
 }
 
-/// A body in chunks, each led by its length in hexadecimal (RFC 9112, section 7.1).
+/// A chunked body: each chunk follows its length in hexadecimal (RFC 9112, section 7.1).
 pub(super) fn chunks(connection: &mut Connection, deadline: Deadline) -> Result<Vec<u8>, Http> {
     let mut body = Vec::new();
     loop {
@@ -295,7 +292,7 @@ pub(super) fn chunks(connection: &mut Connection, deadline: Deadline) -> Result<
     }
 }
 
-/// Sum of the numbers of all series of that metric whose labels include the given ones; `None` without any.
+/// Sum of all series of the metric whose labels include the given ones. `None`: there is no such series.
 pub(super) fn sum_series(page: &str, metric: &str, labels: &[(String, String)]) -> Option<f64> {
     let mut sum = None;
     for line in page.lines() {
@@ -344,7 +341,7 @@ pub(super) fn parse_selector(text: &str) -> Option<(String, Vec<(String, String)
     Some((name.to_owned(), labels))
 }
 
-/// `{name="value",…}` and what follows it. Values may have `\\`, `\"` and `\n`.
+/// `{name="value",…}` and the rest. Values may have `\\`, `\"` and `\n`.
 fn parse_labels(text: &str) -> Option<(Vec<(String, String)>, &str)> {
     let mut rest = text.strip_prefix('{')?;
     let mut labels = Vec::new();

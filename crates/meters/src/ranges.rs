@@ -1,24 +1,21 @@
-//! Where the functions of a file begin and end, in eight bytes each.
-//!
-//! A hostile file can describe as many functions as its tables have room for. Ranges are therefore counted from the
-//! beginning of the file's code, in 32 bits, and there is a limit to their number.
+//! Function ranges of a file, in eight bytes each. A hostile file can describe as many functions as fit its tables. So
+//! ranges are relative to the start of the file's code, in 32 bits, and their number is limited.
 
 /// Most functions of a file. Measured: Node 18 has 76,000, the compiler library of Rust 1.95 has 107,000.
 pub const FUNCTIONS_MAX: usize = 512 * 1024;
 
-/// Ranges of functions; ascending and free of overlap once finished.
+/// Function ranges, sorted and free of overlap once finished.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges {
-    /// The lowest address of code.
     base: u64,
-    /// Where code lies: from and to.
+    /// Code ranges, from and to.
     code: Vec<(u64, u64)>,
-    /// Beginning from the base, and length.
+    /// Start relative to the base, and length.
     functions: Vec<(u32, u32)>,
 }
 
 impl Ranges {
-    /// For a file whose code lies at these addresses, from and to. `None`: there is none, or it lies more than 4 GiB apart.
+    /// For a file with these code ranges, from and to. `None`: no code, or a span of more than 4 GiB.
     pub fn of_code(code: &[(u64, u64)]) -> Option<Self> {
         let base = code.iter().map(|c| c.0).min()?;
         let end = code.iter().map(|c| c.1).max()?;
@@ -30,29 +27,29 @@ impl Ranges {
         })
     }
 
-    /// Notes a function, if it lies in the code as a whole and there is room.
+    /// Adds a function if it is entirely within the code and there is room.
     pub fn note(&mut self, start: u64, end: u64) {
         let in_code = |c: &(u64, u64)| c.0 <= start && end <= c.1;
         if start >= end || self.functions.len() >= FUNCTIONS_MAX || !self.code.iter().any(in_code) {
             return;
         }
-        // Both fit: they lie within the code, which fits.
+        // Both fit, because they are within the code.
         if let (Ok(start), Ok(length)) = (u32::try_from(start - self.base), u32::try_from(end - start)) {
             self.functions.push((start, length));
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no function.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// How many functions there are.
+    /// Number of functions.
     pub fn len(&self) -> usize {
         self.functions.len()
     }
 
-    /// Puts them in order, each cut at the beginning of the next. Of several with one beginning the shortest stays.
+    /// Sorts the functions and cuts each at the next start. Of several with one start, the shortest stays.
     pub fn finish(mut self) -> Self {
         self.functions.sort_unstable();
         self.functions.dedup_by_key(|f| f.0);
@@ -65,7 +62,7 @@ impl Ranges {
         self
     }
 
-    /// From and to.
+    /// The ranges, from and to.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let range = |(start, length): &(u32, u32)| {
             let start = self.base.saturating_add(u64::from(*start));
@@ -74,7 +71,7 @@ impl Ranges {
         self.functions.iter().map(range)
     }
 
-    /// The function that an address lies in: from and to.
+    /// The function around an address, from and to.
     pub fn around(&self, address: u64) -> Option<(u64, u64)> {
         let within = u32::try_from(address.checked_sub(self.base)?).ok()?;
         let i = self
@@ -88,7 +85,7 @@ impl Ranges {
         })
     }
 
-    /// The functions as numbers, for another process: of each the gap before it, and its length. These stay short.
+    /// The functions as small numbers, for another process: for each, the gap before it and its length.
     pub fn gaps(&self) -> Vec<u32> {
         let mut last = 0;
         let mut gaps = Vec::with_capacity(self.functions.len() * 2);
@@ -99,7 +96,7 @@ impl Ranges {
         gaps
     }
 
-    /// Takes functions that another process found. `None`: they are too many, or not in the code.
+    /// Takes functions from another process. `None`: too many, or not in the code.
     pub fn with_gaps(mut self, gaps: &[u32]) -> Option<Self> {
         let pairs = gaps.chunks_exact(2);
         if !pairs.remainder().is_empty() {

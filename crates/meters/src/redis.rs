@@ -1,5 +1,5 @@
 //! Redis and its relatives (Valkey, KeyDB, Dragonfly): `total_commands_processed` of `INFO stats`, less our own
-//! commands, over a connection that stays open. One question per reading, answered in about 50 µs by the server.
+//! commands, over a connection that stays open. One request per reading takes the server about 50 µs.
 
 use crate::common::{is_program, not_mine, refused, usable};
 use crate::connection::{Connection, Deadline, Endpoint, NotConnected};
@@ -28,12 +28,11 @@ pub(super) const PROGRAMS: [&str; 6] = [
     "redis-check-rdb",
     "valkey-check-rdb",
 ];
-/// Codes of errors that have a remedy of their own (redis.io, "Redis serialization protocol specification", simple errors).
+/// Error codes with a specific remedy (redis.io, "Redis serialization protocol specification", simple errors).
 const KNOWN_CODES: [&str; 6] = ["NOAUTH", "DENIED", "WRONGPASS", "NOPERM", "LOADING", "ERR"];
 /// Most bytes of an answer: `INFO stats` has about 2 KiB.
 const ANSWER_MAX: usize = 256 * 1024;
 
-/// The kind.
 pub(super) struct Redis {
     settings: MeterSettings,
 }
@@ -86,29 +85,28 @@ struct Server {
     connection: Option<Connection>,
 }
 
-/// What is known of the commands of a process, on whichever of its sockets.
+/// Command counts of a process, over all its sockets.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Commands of ours that it has counted or will have counted before the next answer.
+    /// Our commands that the next answer includes.
     own: u64,
-    /// All that it had counted at the last answer.
+    /// The total at the last answer.
     all: u64,
-    /// Those of them that were not ours.
     others: u64,
 }
 
 impl Tally {
-    /// Takes an answer in which so many of our commands are counted: the commands of others.
+    /// Takes an answer that includes `own` commands of ours. Returns the commands of others.
     fn take(&mut self, all: u64, own: u64) -> u64 {
         if all < self.all {
-            // It was told to count anew (CONFIG RESETSTAT). Of ours it counts the one that asked for this.
+            // The counters were reset (CONFIG RESETSTAT). They now include our command that asked for this.
             *self = Self {
                 own: 1,
                 all,
                 others: all,
             };
         } else {
-            // What it has not counted after all was not ours either; no command is taken back for that.
+            // If the server did not count one of our commands, the result still never decreases.
             self.all = all;
             self.others = self.others.max(all.saturating_sub(own));
         }
@@ -116,7 +114,6 @@ impl Tally {
     }
 }
 
-/// How servers are asked.
 struct Client {
     access: Access,
     tallies: BTreeMap<ProcessId, Tally>,
@@ -155,14 +152,13 @@ impl crate::servers::Ask for Client {
     }
 }
 
-/// The way to a server.
 struct Access {
     root: Root,
     password: Option<PathBuf>,
 }
 
 impl Access {
-    /// Commands that the server has processed for others. Reconnects once when the connection was lost.
+    /// Commands that the server has processed for others. Reconnects once after a lost connection.
     fn ask(
         &self,
         process: ProcessId,
@@ -192,16 +188,16 @@ impl Access {
             Some(c) => c,
             None => self.connect(process, &server.endpoint, tally, deadline)?,
         };
-        // The answer is written before its own question is counted.
+        // The server writes the answer before it counts the request.
         let own = tally.own;
         let text = say(&mut connection, &[b"INFO", b"stats"], tally, deadline)?;
         let count = commands(&String::from_utf8_lossy(&text)).ok_or(Fault::Stranger)?;
-        // Kept only after a whole answer: a late one must not be taken for the next.
+        // Keep the connection only after a complete answer: a late answer must not be taken for the next.
         server.connection = Some(connection);
         Ok(tally.take(count, own))
     }
 
-    /// Connects, and tells the password if there is one: who listens there is known by then.
+    /// Connects, and sends the password if there is one. The listener is verified by then.
     fn connect(
         &self,
         process: ProcessId,
@@ -213,7 +209,7 @@ impl Access {
         let Some(file) = &self.password else {
             return connect();
         };
-        // Who rules that network may lead what is said there to somebody else.
+        // The owner of that network may redirect the connection to somebody else.
         if endpoint.network.is_some() {
             let why = "its password is not told in another network namespace; give the server a Unix socket \
                        (unixsocket in its configuration)";
@@ -241,7 +237,6 @@ impl Access {
     }
 }
 
-/// Sends a command of ours and waits for the answer.
 fn say(
     connection: &mut Connection,
     words: &[&[u8]],
@@ -249,7 +244,7 @@ fn say(
     deadline: Deadline,
 ) -> Result<Vec<u8>, Fault> {
     connection.send(&request(words), deadline)?;
-    // It is counted, if late; unless the server refuses it, or has closed the connection.
+    // The server counts it, even if late, unless it refuses it or has closed the connection.
     tally.own += 1;
     let said = answer(connection, deadline);
     if said.as_ref().is_err_and(|fault| !fault.is_late()) {
@@ -258,20 +253,16 @@ fn say(
     said
 }
 
-/// What can go wrong in one question.
 #[derive(Debug)]
 pub(super) enum Fault {
     Connection(Errno),
-    /// The code of an error of the server, if it is a known one.
     Error(&'static str),
-    /// It refuses the password or the command for it.
+    /// The server refuses the password, or the command for it.
     NoPassword,
-    /// Not the protocol of Redis.
     Stranger,
     Password(String),
     /// Somebody else has taken the connection.
     Gone,
-    /// The process cannot be looked at.
     Process(PlatformError),
 }
 impl From<Errno> for Fault {
@@ -295,12 +286,12 @@ impl From<PlatformError> for Fault {
 }
 
 impl Fault {
-    /// Whether the answer may come yet.
+    /// Whether the answer may still come.
     fn is_late(&self) -> bool {
         matches!(self, Self::Connection(e) if is_shortage(*e))
     }
 
-    /// What it says of the server. In words of its own it says what it does not allow.
+    /// What the failure says about the server. A server that answers with an error exists.
     fn says(&self) -> Says {
         match self {
             Self::Stranger | Self::Connection(Errno::CONNRESET | Errno::PIPE) => Says::NoServer,
@@ -334,7 +325,7 @@ impl Fault {
                 "it does not answer like a Redis (a TLS port?); open a plain port or a Unix socket for the local host",
             ),
             Self::Password(why) => refusal(&what, &why),
-            // The process lives: it may listen again.
+            // The process lives and may listen again.
             Self::Gone => refusal(&what, STRANGER),
             Self::Process(e) => e,
             Self::NoPassword => refusal(
@@ -384,7 +375,7 @@ fn refusal(what: &str, why: &str) -> PlatformError {
     }
 }
 
-/// A command in the protocol of Redis: an array of strings with their lengths.
+/// A command in Redis's protocol: an array of strings with their lengths.
 fn request(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -404,7 +395,7 @@ pub(super) fn answer(connection: &mut Connection, deadline: Deadline) -> Result<
     match line.split_first() {
         Some((b'+', text)) => Ok(text.to_vec()),
         Some((b'-', text)) => {
-            // Its first word is a code. What follows may be a secret, if who answers is not who it seems.
+            // Only the first word, the code, is used. The rest may be a secret if the server is not what it seems.
             let code = text.split(|c| !c.is_ascii_uppercase()).next().unwrap_or_default();
             let code = KNOWN_CODES.iter().find(|known| known.as_bytes() == code);
             Err(Fault::Error(code.copied().unwrap_or_default()))
@@ -433,8 +424,8 @@ pub(super) fn commands(info: &str) -> Option<u64> {
         .ok()
 }
 
-/// Opens a password file. Others must not be able to read it, and who owns it is whom it is told to: a process chooses its own
-/// name, and must not get a password by it. Works in an opener.
+/// Opens a password file. Others must not be able to read it, and the server's user must own it. Otherwise a process
+/// could get a password by choosing its name. Runs in an opener.
 pub(crate) fn password_file(file: &Path, users: &[u32]) -> Result<Result<OwnedFd, String>, Errno> {
     let fail = |why: String| Ok(Err(format!("the password file {}: {why}", file.display())));
     let found = match rustix::fs::open(file, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {

@@ -1,6 +1,5 @@
-//! Kinds of meters that live in a helper process: what they find and read is asked of it.
-//!
-//! The daemon's side looks at the workload only: whether it is one for that kind, and whose it is.
+//! Meter kinds that run in a helper process. The daemon only checks whether the workload fits the kind, and whose it
+//! is.
 
 use crate::common::{is_program, not_mine, refused};
 use crate::service::speaker::{Place, Reply, Request};
@@ -13,21 +12,20 @@ use homeostat_platform::PlatformError;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which kind.
+/// The kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Progress files.
     Progress,
-    /// Redis and what speaks like it.
+    /// Redis and its relatives.
     Redis,
     /// memcached.
     Memcached,
-    /// Pages of metrics.
+    /// Prometheus endpoints.
     Prometheus,
 }
 
 impl Kind {
-    /// The kind itself, as it works in a helper.
     pub(crate) fn make(self, settings: &MeterSettings) -> Box<dyn MeterKind> {
         match self {
             Self::Progress => Box::new(progress::Progress::new(settings)),
@@ -37,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// The meters of that kind that a workload might have, with their units.
+    /// Meters of this kind that a workload might have, with their units.
     fn possible(self, settings: &MeterSettings, workload: &Workload) -> Vec<(String, String)> {
         let one = |id: &str, unit: &str| vec![(id.to_owned(), unit.to_owned())];
         match self {
@@ -61,7 +59,6 @@ impl Kind {
     }
 }
 
-/// A kind of meter that lives in a helper.
 pub(super) struct Remote {
     kind: Kind,
     settings: MeterSettings,
@@ -85,14 +82,14 @@ impl Remote {
     }
 }
 
-/// The workload with as many processes as a meter follows.
+/// The workload, cut to the processes that a meter follows.
 fn followed(workload: &Workload) -> Workload {
     let mut workload = workload.clone();
     workload.processes.truncate(crate::common::PROCESSES_MAX);
     workload
 }
 
-/// Whose a workload is: the domain of its first process that is there.
+/// The domain of the workload's first living process.
 fn whose(root: &Root, workload: &Workload) -> Result<Domain, PlatformError> {
     let mut gone = PlatformError::Vanished {
         target: workload.id.to_string(),
@@ -148,19 +145,15 @@ impl MeterKind for Remote {
     }
 }
 
-/// A meter that lives in a helper.
 struct RemoteMeter {
     place: Place,
     root: Root,
     id: MeterId,
-    /// Its name there.
     key: u64,
-    /// Where it was read last.
     domain: Option<Domain>,
 }
 
 impl RemoteMeter {
-    /// It is not needed any more where it was read last.
     fn leave(&mut self) {
         if let Some(domain) = self.domain.take() {
             tell(domain, &Request::Close(self.key));

@@ -1,4 +1,4 @@
-//! Servers of a workload's processes, each of which is asked at every reading how much it has done.
+//! Asks the servers of a workload's processes, at every reading, for their counters.
 
 use crate::Meter;
 use crate::common::Cumulative;
@@ -11,52 +11,48 @@ use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Longest time that a reading takes, however many are asked.
+/// Longest reading, however many servers are asked.
 const READING: Duration = Duration::from_millis(400);
 /// Longest wait for a connection and an answer.
 pub(super) const WAIT: Duration = Duration::from_millis(200);
-/// Why nobody is asked at a socket.
 pub(super) const STRANGER: &str = "what listens there is no socket of the process's user, or its path leads over a link; give the \
                                    server a socket that its own user makes, at a path without links";
-/// Most servers of one workload that are asked.
+/// Most servers of one workload.
 const SERVERS_MAX: usize = 16;
-/// A process that was no server is asked again so long after.
+/// Delay before a process without a server is asked again.
 const SILENT: Duration = Duration::from_secs(30);
 
 /// How a kind of server is found and asked. `Busy`: it may answer in a moment.
 pub(super) trait Ask {
-    /// What is kept of one.
     type Server;
-    /// Finds the socket of a process on which such a server answers, and what it has done.
+    /// Finds the socket of a process with such a server, and its count.
     fn find(&mut self, process: ProcessId, deadline: Deadline) -> Result<(Self::Server, u64), Unanswered>;
-    /// What it has done since.
     fn ask(
         &mut self,
         process: ProcessId,
         server: &mut Self::Server,
         deadline: Deadline,
     ) -> Result<u64, Unanswered>;
-    /// Forgets all processes but these.
+    /// Forgets all other processes.
     fn keep(&mut self, processes: &BTreeSet<ProcessId>) {
         let _ = processes;
     }
 }
 
-/// The servers of a workload, as a meter.
 pub(super) struct Servers<A: Ask> {
     root: Root,
     asker: A,
     found: BTreeMap<ProcessId, A::Server>,
-    /// Processes without a server (a child that saves the data set), while others answer: until when they are not asked.
+    /// Processes without a server (a child that saves the data set), each with the time of the next question.
     silent: BTreeMap<ProcessId, Instant>,
     sum: Cumulative<ProcessId>,
 }
 
 impl<A: Ask> Servers<A> {
-    /// Finds them.
+    /// Finds the servers.
     ///
     /// # Errors
-    /// None answers; or one does not in time.
+    /// None answers, or one does not in time.
     pub(super) fn open(root: &Root, workload: &Workload, asker: A) -> Result<Self, PlatformError> {
         let mut servers = Self {
             root: root.clone(),
@@ -77,7 +73,7 @@ impl<A: Ask> Servers<A> {
     }
 }
 
-/// The error of asking a process that lives: whatever of it is gone, it is not, and may be asked again.
+/// The error of a living process: even if something vanished, the process may be asked again.
 fn of_the_living(process: ProcessId, error: PlatformError) -> PlatformError {
     match error {
         PlatformError::Vanished { target } => PlatformError::Unsupported {
@@ -88,7 +84,6 @@ fn of_the_living(process: ProcessId, error: PlatformError) -> PlatformError {
     }
 }
 
-/// Those that are asked.
 fn asked(workload: &Workload) -> BTreeSet<ProcessId> {
     workload.processes.iter().take(SERVERS_MAX).copied().collect()
 }
@@ -122,11 +117,11 @@ impl<A: Ask> Meter for Servers<A> {
                 }
                 Err(e) => e,
             };
-            // One server that does not answer in time spoils the sum of this interval.
+            // A server that times out spoils the sum of this interval.
             if matches!(error, PlatformError::Busy { .. }) {
                 return Err(error);
             }
-            // The end of the process explains whatever its connection says.
+            // If the process has ended, that explains the connection's error.
             let failed = match living(&self.root, *process) {
                 Err(gone @ PlatformError::Vanished { .. }) => gone,
                 Ok(()) => of_the_living(*process, error),
@@ -135,14 +130,14 @@ impl<A: Ask> Meter for Servers<A> {
             let is_gone = matches!(failed, PlatformError::Vanished { .. });
             self.found.remove(process);
             if self.sum.knows(process) {
-                // So does one that has answered before and answers otherwise now: it is looked for anew at the next reading.
+                // A server that answered before and fails now also spoils it. The next reading searches it again.
                 if !is_gone {
                     return Err(failed);
                 }
             } else if is_gone || says == Says::NoServer {
                 self.silent.insert(*process, Instant::now() + SILENT);
             }
-            // The main process speaks for the workload, as long as it is there.
+            // The error of the main process counts, as long as it lives.
             if !is_gone && (why.is_none() || Some(process) == workload.processes.first()) {
                 why = Some(failed);
             }
@@ -150,12 +145,12 @@ impl<A: Ask> Meter for Servers<A> {
         if answered {
             return Ok(self.sum.total());
         }
-        // Without any, whoever was silent is asked again at the next reading.
+        // Without any server, the next reading asks the silent ones again.
         self.silent.clear();
         let target = workload.id.to_string();
         Err(match why {
             Some(why) => why,
-            // One that is started anew in place of one that has ended is found by the next scan.
+            // The next scan finds a restarted process.
             None if workload.processes.iter().any(|p| lives(&self.root, *p)) => PlatformError::Unsupported {
                 what: format!("asking the servers of {target}"),
                 why: "those that answered have ended; wait until another one runs".to_owned(),

@@ -1,4 +1,4 @@
-//! What a person may configure about meters.
+//! Configuration of meters.
 
 use homeostat_model::{MeterId, Workload};
 use serde::de::value::MapAccessDeserializer;
@@ -8,13 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Share of a program's CPU time that counting may cost, unless a person says otherwise.
+/// Default share of a program's CPU time that counting may cost.
 pub const PROBE_COST_MAX: f64 = 0.005;
 
-/// Whether progress points are looked for.
+/// Whether probe sites are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PointsWish {
-    /// As long as nobody is here who is not trusted with it (docs/security.md).
+    /// While no untrusted user has a process (docs/security.md).
     #[default]
     Auto,
     /// Always.
@@ -59,12 +59,12 @@ impl<'de> Deserialize<'de> for PointsWish {
     }
 }
 
-/// A meter that a person names: its id as text or, with what one count of it is, a table.
+/// A meter that a person names: its id, optionally in a table with its unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredMeter {
     /// Its id.
     pub meter: String,
-    /// What one count is, where the person says so.
+    /// The unit of one count, if configured.
     pub unit: Option<String>,
 }
 
@@ -164,7 +164,7 @@ impl Default for MeterSettings {
 }
 
 impl MeterSettings {
-    /// What is wrong with the values, as `name = value: rule`.
+    /// Errors in the values, as `name = value: rule`.
     pub fn validate(&self) -> Vec<String> {
         if (0.0001..=1.0).contains(&self.probe_cost_max) {
             Vec::new()
@@ -176,8 +176,8 @@ impl MeterSettings {
         }
     }
 
-    /// Pairs of entries, each with its pattern, that say two things of what one count of a meter is and may both be meant for one
-    /// workload: one of the patterns fits the other. (Of others that meet at some workload all the same the first counts.)
+    /// Pairs of entries, each with its pattern, that give two units to one meter and may apply to one workload: one
+    /// pattern matches the other. (If other patterns overlap at some workload, the first counts.)
     pub fn contradictions(&self) -> Vec<[(&str, &ConfiguredMeter); 2]> {
         let mut said: BTreeMap<&str, Vec<(&str, &ConfiguredMeter)>> = BTreeMap::new();
         let mut found = Vec::new();
@@ -196,8 +196,7 @@ impl MeterSettings {
         found
     }
 
-    /// Meters configured for a workload, without repetition, in the order of the configuration; a unit is taken from the first
-    /// entry that has one.
+    /// Meters configured for a workload, without repetition, in configuration order. The first unit counts.
     pub fn configured_for<'a>(&'a self, workload: &Workload) -> Vec<&'a ConfiguredMeter> {
         let mut found: Vec<&ConfiguredMeter> = Vec::new();
         for entry in self
@@ -222,7 +221,7 @@ impl MeterSettings {
             .any(|entry| entry.meter == id.as_str())
     }
 
-    /// Password file for a workload; an exact name goes before a pattern.
+    /// Password file for a workload. An exact name goes before a pattern.
     pub(super) fn redis_password_file(&self, workload: &Workload) -> Option<&PathBuf> {
         self.redis_password_files.get(workload.id.as_str()).or_else(|| {
             self.redis_password_files
@@ -238,12 +237,12 @@ fn names(pattern: &str, workload: &Workload) -> bool {
         || matches(pattern.as_bytes(), workload.program.as_bytes())
 }
 
-/// Whether one of two patterns fits the other, so that there are names that both fit.
+/// Whether one of two patterns matches the other, so that both match some name.
 fn meet(a: &str, b: &str) -> bool {
     matches(a.as_bytes(), b.as_bytes()) || matches(b.as_bytes(), a.as_bytes())
 }
 
-/// Whether a text fits a pattern of `*` (any text) and `?` (one byte). Linear in the text for each star.
+/// Whether a text matches a pattern of `*` (any text) and `?` (one byte). Linear in the text for each star.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

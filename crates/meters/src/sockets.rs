@@ -1,9 +1,10 @@
-//! Traffic of the workload's TCP connections, from the kernel's socket diagnostics (netlink `sock_diag`,
-//! `struct tcp_info`): bytes acknowledged and received, and segments with data received (about one per request
-//! in a conversation of question and answer). Unix sockets have no such counters. What a connection carries
-//! between the last reading and its close is not seen: a meter for connections that last. The kernel answers for one
-//! network namespace, so it is asked in each that a process of the workload is in; and in ours, where a service manager may have
-//! made the socket that a process in a network of its own was started with.
+//! Traffic of the workload's TCP connections, from the kernel's socket diagnostics (netlink `sock_diag`, `struct
+//! tcp_info`). It counts bytes acknowledged and received, and data segments received: about one per request of a
+//! request-response protocol. Unix sockets have no such counters.
+//!
+//! Traffic between the last reading and a connection's close is missed, so the meter fits long connections. The kernel
+//! answers per network namespace, so each namespace of the workload's processes is asked. Ours is asked too, because a
+//! service manager may have made a process's socket there.
 
 use crate::common::{Cumulative, ENTRIES_MAX, PROCESSES_MAX, not_mine, refused, usable};
 use crate::listeners::socket_inodes;
@@ -21,11 +22,11 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
-/// Most connections that are looked at in one reading, of all networks together (about 1 µs each).
+/// Most connections read at once, over all networks (about 1 µs each).
 const CONNECTIONS_MAX: usize = 20_000;
-/// Most networks that one workload may be in.
+/// Most networks of one workload.
 const NETWORKS_MAX: usize = 4;
-/// Most messages of one answer, as a bound that does not depend on the kernel.
+/// Most messages of one answer, a limit independent of the kernel.
 const MESSAGES_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ const ALL: [(Count, &str, &str); 2] = [
     ),
 ];
 
-/// The kind.
+/// The meter kind.
 pub struct Sockets;
 
 impl MeterKind for Sockets {
@@ -51,7 +52,7 @@ impl MeterKind for Sockets {
             .connections(workload, unsupported)
             .and_then(|found| {
                 if found.connections.is_empty() {
-                    // It may have one at the next look.
+                    // It may have one later.
                     return Err(busy(
                         "the workload has no TCP connection (Unix sockets have no counters); use a counter of its own",
                     ));
@@ -88,7 +89,6 @@ impl MeterKind for Sockets {
     }
 }
 
-/// What is asked for, in errors.
 const COUNTING: &str = "counting the traffic of sockets";
 
 fn unsupported(why: &str) -> PlatformError {
@@ -105,22 +105,18 @@ fn busy(why: &str) -> PlatformError {
     }
 }
 
-/// How it is told that there are more than are looked at: who asks for a meter is refused; one that is open waits a while for there to be
-/// fewer.
+/// Error for too many connections: a new meter is refused, and an open one waits for fewer.
 type TooMany = fn(&str) -> PlatformError;
 
-/// The sockets of a workload.
 struct SocketsOf {
     inodes: BTreeSet<u64>,
-    /// Where they may be.
     networks: BTreeMap<Identity, There>,
 }
 
-/// Who is in a network.
 struct There {
-    /// The directory of one of them below `/proc`.
+    /// Directory in `/proc` of one of them.
     directory: OwnedFd,
-    /// Processes of the workload that have sockets.
+    /// Processes of the workload with sockets.
     processes: BTreeSet<ProcessId>,
 }
 
@@ -163,7 +159,7 @@ fn workload_sockets(root: &Root, workload: &Workload, too_many: TooMany) -> Resu
                 }
             }
             Err(Errno::NOENT | Errno::SRCH) => {}
-            // What the kernel says of a process that ends in the middle of the look, too.
+            // The kernel returns this also for a process that ends meanwhile.
             Err(Errno::ACCESS) if !lives(root, *process) => {}
             Err(e) => {
                 return Err(fault(
@@ -183,7 +179,7 @@ fn workload_sockets(root: &Root, workload: &Workload, too_many: TooMany) -> Resu
     let ours = Identity::ours().map_err(failed)?;
     if networks.keys().any(|network| *network != ours) {
         if let Entry::Vacant(place) = networks.entry(ours) {
-            // A socket that was made in ours and handed over (socket activation) stays in ours, with all that it accepts.
+            // A socket made in our network and handed over (socket activation) stays there, with its connections.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             place.insert(There {
                 directory: rustix::fs::open("/proc/self", flags, Mode::empty()).map_err(failed)?,
@@ -194,20 +190,16 @@ fn workload_sockets(root: &Root, workload: &Workload, too_many: TooMany) -> Resu
     Ok(SocketsOf { inodes, networks })
 }
 
-/// What was found of a workload.
 struct Found {
-    /// Its sockets, of whatever kind.
+    /// Its sockets of any kind.
     inodes: BTreeSet<u64>,
-    /// Its connections among them.
     connections: Vec<Connection>,
 }
 
-/// Asks for the connections of a workload.
 struct Inquiry {
     root: Root,
-    /// In each of its networks, as long as it is there.
     open: BTreeMap<Identity, Diagnostics>,
-    /// Who was in these networks when they were last asked.
+    /// The processes in these networks at the last query.
     processes: BTreeMap<Identity, BTreeSet<ProcessId>>,
 }
 
@@ -239,7 +231,7 @@ impl Inquiry {
             match diagnostics.connections(&sockets.inodes, &mut looked, too_many) {
                 Ok(found) => connections.extend(found),
                 Err(e) => {
-                    // What is left of its answer would be taken for that to the next question.
+                    // The rest of the answer would be taken for the next one.
                     self.open.remove(network);
                     return Err(e);
                 }
@@ -251,7 +243,7 @@ impl Inquiry {
         })
     }
 
-    /// Lets go of the networks in which no process of the workload is left that was seen there. Ours is there anyhow.
+    /// Closes networks without a process of the workload that was seen there. Ours stays anyhow.
     fn forget_ended(&mut self, workload: &Workload) {
         let left: BTreeSet<ProcessId> = workload.processes.iter().copied().collect();
         let ours = Identity::ours().ok();
@@ -265,7 +257,7 @@ impl Inquiry {
     }
 }
 
-/// The network in which the process of that directory was seen a moment ago.
+/// Enters the network in which the process was just seen.
 fn enter(seen: Identity, process: &OwnedFd) -> Result<Network, PlatformError> {
     match Network::of(process) {
         Ok(network) if network.identity() == seen => Ok(network),
@@ -296,11 +288,11 @@ impl SocketMeter {
                 Count::Bytes => c.bytes,
                 Count::Segments => c.segments,
             };
-            // A connection that came after the opening of the meter counts whole.
+            // A connection made after the opening of the meter counts in full.
             self.sum.set(&c.inode, value as f64, !self.first);
         }
-        // The kernel goes through its table while that changes, and may leave one out: a connection whose socket is there still has
-        // not ended, and would be counted whole once more.
+        // The kernel's table changes during the walk, so a live connection may be missing. While its socket exists,
+        // keep it: otherwise it would count in full again.
         found.inodes.extend(found.connections.iter().map(|c| c.inode));
         self.sum.retain(|inode| found.inodes.contains(inode));
         self.first = false;
@@ -325,7 +317,6 @@ pub(super) struct Connection {
     segments: u64,
 }
 
-/// A netlink socket to the kernel's socket diagnostics of one network.
 struct Diagnostics(OwnedFd);
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -366,7 +357,7 @@ impl Diagnostics {
                     )),
                 })
         })?;
-        // The kernel answers at once; the limit is against surprises.
+        // The kernel answers at once. The limit is a precaution.
         rustix::net::sockopt::set_socket_timeout(
             &fd,
             rustix::net::sockopt::Timeout::Recv,
@@ -376,7 +367,7 @@ impl Diagnostics {
         Ok(Self(fd))
     }
 
-    /// The TCP connections among those inodes. `looked`: so many connections were looked at before, and are after.
+    /// The TCP connections among these inodes. `looked`: total of connections read, before and after.
     fn connections(
         &self,
         inodes: &BTreeSet<u64>,
@@ -415,7 +406,7 @@ impl Diagnostics {
         request.extend_from_slice(&[0; 8]);
         request.extend_from_slice(&[family, IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), 0]);
         request.extend_from_slice(&STATES.to_ne_bytes());
-        // The socket to look for: any.
+        // The socket to find: any.
         request.resize(72, 0);
         rustix::net::sendto(
             &self.0,
@@ -428,7 +419,7 @@ impl Diagnostics {
         for _ in 0..MESSAGES_MAX {
             let (n, _) = rustix::net::recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty())?;
             match messages(&buffer[..n], &mut |c| too_many |= !each(c)) {
-                // The answer is read to its end even then: what is left would be taken for the next one.
+                // Read the answer to its end even then, because the rest would be taken for the next answer.
                 Ok(true) => return if too_many { Err(Errno::TOOBIG) } else { Ok(()) },
                 Ok(false) => {}
                 Err(e) => return Err(e),
@@ -438,7 +429,7 @@ impl Diagnostics {
     }
 }
 
-/// Reads the messages of one datagram; true at the end of the answer.
+/// Reads the messages of one datagram. True: end of the answer.
 pub(super) fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Result<bool, Errno> {
     while data.len() >= MESSAGE_HEADER {
         let length = u32_at(data, 0).unwrap_or(0) as usize;
@@ -450,7 +441,7 @@ pub(super) fn messages(mut data: &[u8], each: &mut impl FnMut(Connection)) -> Re
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
                 let code = u32_at(body, 0).map_or(0, |c| (c as i32).wrapping_neg());
-                // The kernel's error numbers end at 4095; found by the fuzzer.
+                // The kernel's error numbers end at 4095. The fuzzer found larger ones.
                 return Err(if (1..4096).contains(&code) {
                     Errno::from_raw_os_error(code)
                 } else {

@@ -1,8 +1,6 @@
-//! How long a program takes to answer, seen from outside: spans of its threads from the moment at which they begin to run after
-//! a wait to their next wait. In a server whose threads wait for requests that is the time in which a request, or what came
-//! together, is worked at. What waited in a queue before the thread woke up is not in it.
-//!
-//! A span includes the time in which the thread was taken off its CPU: who asked waits for that, too.
+//! Measures a program's run-to-block time from outside: from a thread's first run after a wait to its next wait. In a
+//! server whose threads wait for requests, this is the time of work on a request or on several together. Time in a
+//! queue before the wake-up is excluded. Preempted time is included, because the client waits for it, too.
 
 use crate::cpu_time::ran;
 use homeostat_kernel::Root;
@@ -16,51 +14,48 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// Threads that are followed: those of the first processes.
+/// Most recorded threads: those of the first processes.
 const THREADS_MAX: usize = 64;
-/// Blocks into which the time is divided for the noise.
+/// Blocks of time for the noise.
 const BLOCKS: usize = 8;
 /// Fewest spans of a block.
 const BLOCK_MIN: u64 = 20;
-/// What a record of a start or a stop costs the program: 1.0 µs measured (`examples/span_cost`), most of which is the switching of
-/// the event itself.
+/// Cost of recording a start or stop: 1.0 µs measured (`examples/span_cost`), mostly for the switch event itself.
 const RECORD_COST: Nanoseconds = Nanoseconds(1000);
-/// Most of a program's CPU time that following may cost it …
+/// Most of a program's CPU time that recording may cost …
 const COST_MAX: f64 = 0.005;
-/// … of which it is taken to use at least this share of a CPU: less would be judged by a few wake-ups.
+/// … with at least this share of a CPU as the base. Otherwise a few wake-ups would decide.
 const CPU_LEAST: f64 = 0.05;
-/// CPU time of a program that is looked at before it is followed.
+/// CPU time of a program to observe before recording.
 const LOOK_CPU: Nanoseconds = Nanoseconds::from_millis(20);
-/// New threads are looked for at every so many readings.
+/// Readings between searches for new threads.
 const REFRESH_EVERY: u32 = 5;
-/// Windows are as long as this share of what they may cost allows: the rest is for the seconds in which there is more.
+/// Windows use this share of the budget. The rest is for busier seconds.
 const AIM: f64 = 0.8;
 /// Longest and shortest windows, as shares of the time.
 const SHARE_MAX: f64 = 0.35;
 const SHARE_MIN: f64 = 0.01;
 /// A window begins after this share of the interval …
 const WINDOW_FROM: f64 = 0.02;
-/// … and up to this much later.
+/// … plus up to this much.
 const WINDOW_SPREAD: f64 = 0.5;
-/// Multiples of it are spread evenly.
+/// Golden ratio: its multiples are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_895;
-/// Threads that are recorded in a window: those that start most often.
+/// Most threads recorded in a window: those that start most often.
 const WINDOW_THREADS_MAX: usize = 16;
-/// The records of a window are taken as often.
+/// Interval for taking a window's records.
 const WINDOW_SLICE: Duration = Duration::from_millis(5);
 
-/// One thread on its way from wait to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Way {
-    /// When it began to run after a wait; unknown before the first wait.
+    /// Start of the run after a wait. Unknown before the first wait.
     since: Option<u64>,
-    /// When it was put onto its CPU.
     on_cpu: Option<u64>,
     waiting: bool,
 }
 
 impl Way {
-    /// Takes a change; the length of the span that it ends. `ran` gets the time on a CPU that it ends.
+    /// Applies a change. Returns the length of a span that it ends, and adds finished CPU time to `ran`.
     fn take(&mut self, switch: Switch, ran: &mut u64) -> Option<u64> {
         if let (Change::Waits | Change::Preempted, Some(on)) = (switch.change, self.on_cpu.take()) {
             *ran = ran.saturating_add(switch.time.saturating_sub(on));
@@ -86,35 +81,34 @@ impl Way {
     }
 }
 
-/// A quantile and how much it varies.
+/// A quantile and its noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantile {
     /// Seconds.
     pub seconds: f64,
-    /// Standard deviation over blocks of the time, as a share; absent when the blocks hold too little.
+    /// Standard deviation over blocks, as a share. `None`: too few spans per block.
     pub noise: Option<f64>,
 }
 
-/// What the spans were.
+/// Summary of the spans.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpansReport {
-    /// How many.
+    /// Number of spans.
     pub count: u64,
-    /// Half of them are shorter.
+    /// The 50 % quantile.
     pub median: Quantile,
-    /// 99 of 100 are shorter.
+    /// The 99 % quantile.
     pub p99: Quantile,
 }
 
-/// Spans of a while, kept by the readings in which they were seen.
+/// Spans, by reading.
 #[derive(Clone, Debug, Default)]
 pub struct SpanBlocks {
-    /// One for each reading.
     blocks: Vec<SpanHistogram>,
 }
 
 impl SpanBlocks {
-    /// Adds what one reading has told.
+    /// Adds the spans of one reading.
     pub fn add(&mut self, spans: &Seen) {
         let mut block = SpanHistogram::default();
         block.add_spans(spans);
@@ -123,13 +117,13 @@ impl SpanBlocks {
 
     fn push(&mut self, block: SpanHistogram) {
         self.blocks.push(block);
-        // Two blocks become one, so that their number stays.
+        // Merges pairs, so that the number of blocks stays bounded.
         if self.blocks.len() >= 2 * BLOCKS * 64 {
             self.blocks = joined(&self.blocks, self.blocks.len() / 2);
         }
     }
 
-    /// What has been seen so far; `None` while there was no span.
+    /// Summary so far. `None`: no span yet.
     pub fn report(&self) -> Option<SpansReport> {
         let mut all = SpanHistogram::default();
         self.blocks.iter().for_each(|b| all.merge(b));
@@ -142,7 +136,6 @@ impl SpanBlocks {
     }
 }
 
-/// One of its threads.
 struct Thread {
     switches: Switches,
     way: Way,
@@ -162,7 +155,6 @@ impl Thread {
         }
     }
 
-    /// Takes what has happened since the last call.
     fn read(&mut self, switches: &mut Vec<Switch>, into: &mut Taken) {
         switches.clear();
         self.switches.read(switches);
@@ -179,13 +171,12 @@ impl Thread {
     }
 }
 
-/// What was taken at one time.
 #[derive(Debug, Default)]
 struct Taken {
     spans: SpanHistogram,
-    /// Records that were made, with those for which there was no room.
+    /// Number of records, including lost ones.
     records: u64,
-    /// Time on a CPU that was seen (nanoseconds).
+    /// Observed CPU time (nanoseconds).
     ran: u64,
 }
 
@@ -195,7 +186,7 @@ impl Taken {
     }
 }
 
-/// The spans of a workload's threads, being recorded.
+/// The recorded spans of a workload's threads.
 pub struct Spans {
     root: Root,
     threads: BTreeMap<i32, Thread>,
@@ -204,10 +195,10 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Follows the threads that a workload has now.
+    /// Records the workload's present threads.
     ///
     /// # Errors
-    /// A sentence: this kernel or this user cannot, or it has too many threads.
+    /// A sentence: unsupported by this kernel or user, or too many threads.
     pub fn open(root: &Root, workload: &Workload) -> Result<Self, String> {
         if !root.is_live() {
             return Err("this is a captured tree, not the running machine".to_owned());
@@ -225,7 +216,6 @@ impl Spans {
         Ok(spans)
     }
 
-    /// Follows threads that have come since, and forgets those that have gone.
     fn refresh(&mut self, workload: &Workload) -> Result<(), String> {
         let living: BTreeSet<i32> = threads(&self.root, workload)?
             .into_iter()
@@ -251,19 +241,19 @@ impl Spans {
         taken
     }
 
-    /// Takes what has happened since the last call. To be called about once a second: what does not fit between is lost.
+    /// Takes the changes since the last call. Call it about once a second: the buffer loses what does not fit.
     pub fn read(&mut self) {
         let taken = self.take();
         self.blocks.push(taken.spans);
     }
 
-    /// What has been seen so far; `None` while there was no span.
+    /// Summary so far. `None`: no span yet.
     pub fn report(&self) -> Option<SpansReport> {
         self.blocks.report()
     }
 }
 
-/// The threads of a workload with the directories of their processes, by number.
+/// Threads of a workload by id, each with its process's directory.
 fn threads(root: &Root, workload: &Workload) -> Result<Vec<(i32, Arc<OwnedFd>)>, String> {
     let mut all = Vec::new();
     for process in &workload.processes {
@@ -284,7 +274,7 @@ fn threads(root: &Root, workload: &Workload) -> Result<Vec<(i32, Arc<OwnedFd>)>,
     Ok(all)
 }
 
-/// How often its threads were put onto a CPU, and how long they ran there in nanoseconds (`schedstat`), by thread.
+/// By thread: number of runs and run time in nanoseconds (`schedstat`).
 type Runs = BTreeMap<i32, (u64, u64)>;
 
 fn runs(root: &Root, workload: &Workload) -> Result<Runs, String> {
@@ -297,16 +287,15 @@ fn runs(root: &Root, workload: &Workload) -> Result<Runs, String> {
     Ok(threads(root, workload)?.into_iter().filter_map(read).collect())
 }
 
-/// Follows the spans of a workload in a trial: first looks how often its threads switch. Where that costs it little they are
-/// recorded all the time, else in windows, for a part of each interval, so that it costs as much as it may; and not at all where
-/// the windows would be too short.
+/// Records the spans of a workload in a trial. First it observes how often the threads switch. Then it records
+/// continuously if that is cheap, or in a window of each interval, or not at all if windows would be too short.
 pub struct Follower {
     root: Root,
     state: State,
 }
 
 enum State {
-    /// What is seen first, before anything is recorded.
+    /// Observation before recording.
     Looking(Option<Runs>),
     Following {
         spans: Spans,
@@ -317,7 +306,7 @@ enum State {
 }
 
 impl Follower {
-    /// Nobody is followed yet.
+    /// Begins without recording.
     pub fn new(root: &Root) -> Self {
         Self {
             root: root.clone(),
@@ -325,7 +314,7 @@ impl Follower {
         }
     }
 
-    /// Threads whose starts and stops are recorded, all the time or in windows; `None` while none are.
+    /// Number of recorded threads. `None`: not recording.
     pub fn threads(&self) -> Option<usize> {
         match &self.state {
             State::Following { spans, .. } => Some(spans.threads.len()),
@@ -334,8 +323,8 @@ impl Follower {
         }
     }
 
-    /// With each sample of it, in which it used so much CPU time over so long: the spans that were recorded since the last one, or
-    /// why they are not. `None` while that is not known.
+    /// Call with each sample of the workload, in which it used `cpu` over `interval`. Returns the spans recorded since
+    /// the last call, or why there are none. `None`: not known yet.
     pub fn sample(
         &mut self,
         workload: &Workload,
@@ -345,7 +334,7 @@ impl Follower {
         match self.proceed(workload, cpu, interval) {
             Ok(seen) => seen.map(Ok),
             Err(why) => {
-                // What was open is closed with this.
+                // This closes what was open.
                 self.state = State::Refused(why.clone());
                 Some(Err(why))
             }
@@ -378,7 +367,7 @@ impl Follower {
                 *readings += 1;
                 let taken = spans.take();
                 if cost(taken.records, cpu, interval) > COST_MAX {
-                    // It is closed at once; whether it may go on in windows is looked at.
+                    // Closes it at once, and then checks whether windows are affordable.
                     self.state = State::Looking(None);
                 } else if *readings % REFRESH_EVERY == 0 {
                     spans.refresh(workload)?;
@@ -391,16 +380,15 @@ impl Follower {
     }
 }
 
-/// What was seen of threads before anything is recorded.
 struct Look {
-    /// Share of their CPU time that it would cost to record all their starts and stops.
+    /// Cost of recording all starts and stops, as a share of their CPU time.
     cost: f64,
-    /// The threads, those that start most often first.
+    /// The threads that start most often come first.
     threads: Vec<i32>,
     runs: Runs,
 }
 
-/// Whether enough was seen of how often its threads switch, and what.
+/// The observation, if it is long enough.
 fn look(root: &Root, workload: &Workload, before: &mut Option<Runs>) -> Result<Option<Look>, String> {
     if !root.is_live() {
         return Err("this is a captured tree, not the running machine".to_owned());
@@ -424,19 +412,19 @@ fn look(root: &Root, workload: &Workload, before: &mut Option<Runs>) -> Result<O
     }
     threads.sort_unstable();
     Ok(Some(Look {
-        // A start and a stop each time.
+        // One start and one stop each.
         cost: cost(all.saturating_mul(2).max(1), Nanoseconds(ran), Nanoseconds::ZERO),
         threads: threads.into_iter().map(|(_, thread)| thread).collect(),
         runs,
     }))
 }
 
-/// What share of its CPU time so many records cost a program.
+/// Cost of this many records, as a share of the CPU time.
 fn cost(records: u64, cpu: Nanoseconds, interval: Nanoseconds) -> f64 {
     records as f64 * RECORD_COST.as_secs_f64() / charged(cpu, interval)
 }
 
-/// The CPU time in seconds that a share is taken of.
+/// CPU time in seconds that is the base of the share.
 fn charged(cpu: Nanoseconds, interval: Nanoseconds) -> f64 {
     cpu.as_secs_f64().max(CPU_LEAST * interval.as_secs_f64())
 }
@@ -451,24 +439,22 @@ fn too_dear(cost: f64) -> String {
     )
 }
 
-/// A window that is to be made.
 struct Order {
     threads: Vec<i32>,
     after: Duration,
     length: Duration,
-    /// It ends with so many records.
+    /// The window ends early at this number of records.
     records_max: u64,
 }
 
-/// Records in windows, in a thread of its own, which ends when this is dropped and the window is over.
+/// Records windows on a separate thread. It ends after the current window when this is dropped.
 struct Windows {
     orders: Sender<Order>,
     windows: Receiver<Result<Taken, String>>,
-    /// Share of the time.
     share: f64,
     turn: u32,
     ordered: bool,
-    /// The window that is under way was not over with the interval it was made for.
+    /// The current window outlasted its interval.
     stale: bool,
     threads: Vec<i32>,
     runs: Runs,
@@ -505,7 +491,7 @@ impl Windows {
         Ok(begun)
     }
 
-    /// The next window: within the interval that begins now, at a time of it that is in step with nothing the program does.
+    /// Requests the next window within the interval that begins now, at a time unrelated to the program's rhythm.
     fn order(&mut self, cpu: Nanoseconds, interval: Nanoseconds) {
         self.turn = self.turn.wrapping_add(1);
         let length = interval.as_secs_f64().clamp(0.1, 1.0);
@@ -549,12 +535,11 @@ impl Windows {
         }
         self.share = wanted.min(2.0 * self.share).min(SHARE_MAX);
         self.order(cpu, interval);
-        // What began in an interval before this one may be of another block.
+        // A window from an earlier interval may belong to another block.
         Ok((!std::mem::take(&mut self.stale)).then(|| taken.seen()))
     }
 }
 
-/// Records for a while.
 fn window(order: &Order) -> Result<Taken, String> {
     std::thread::sleep(order.after);
     let begun = Instant::now();
@@ -575,7 +560,6 @@ fn window(order: &Order) -> Result<Taken, String> {
     }
 }
 
-/// The same in so many blocks, as evenly as it goes.
 fn joined(blocks: &[SpanHistogram], count: usize) -> Vec<SpanHistogram> {
     let each = blocks.len().div_ceil(count.max(1)).max(1);
     blocks

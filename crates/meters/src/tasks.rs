@@ -1,9 +1,8 @@
 //! Perf counters on the threads of a workload, or on all CPUs.
 //!
-//! A counter on a thread also covers the threads that it makes later, but not those it had already made, and no
-//! forked process. So all threads present at the opening get one each, and so do those of new processes, when a
-//! reading finds them; what they did before that is not counted. A counter per CPU covers every process that
-//! runs, which is right for a probe on a program that only this workload runs.
+//! A counter on a thread covers threads created later, but neither older threads nor forked processes. So each present
+//! thread gets a counter. New processes get theirs when a reading finds them, without their earlier work. A counter per
+//! CPU covers every process there, which fits a probe on a program that only this workload runs.
 
 use crate::code_file::CodeFile;
 use crate::common::PROCESSES_MAX;
@@ -16,18 +15,18 @@ use homeostat_sensors::counters::ERROR_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is counted, owned.
+/// What is counted, with its resources.
 #[derive(Clone, Debug)]
 pub enum Counted {
     /// Hits of a breakpoint in a file.
     Uprobe {
         /// Number of the kernel's event source.
         source: u32,
-        /// Held open: what the place was found in is what the kernel is given.
+        /// The file in which the place was found, held open for the kernel.
         file: Arc<CodeFile>,
-        /// Place in the file.
+        /// Offset in the file.
         offset: u64,
-        /// Place of the counter that switches a static probe on; 0: none.
+        /// Offset of the semaphore that enables a static probe. 0: none.
         semaphore: u32,
     },
     /// Instructions in user mode.
@@ -85,18 +84,18 @@ impl Counted {
     }
 }
 
-/// How breakpoints are put in and taken off.
+/// Safety checks around breakpoints.
 pub trait Care: Send + Sync {
-    /// Whether one may be put in now.
+    /// Whether a breakpoint may be inserted now.
     ///
     /// # Errors
     /// `Busy`, `Unsupported`: it may not.
     fn may_attach(&self) -> Result<(), PlatformError>;
-    /// Takes those of these processes off.
+    /// Closes the counters of these processes.
     fn close(&self, root: &Root, processes: &[ProcessId], counters: Vec<Counter>);
 }
 
-/// Limits on what is attached.
+/// Limits on counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most counters in all.
@@ -112,7 +111,7 @@ pub struct TaskCounters {
     limits: Limits,
     attached: BTreeMap<ProcessId, Vec<Counter>>,
     ended: f64,
-    /// Who takes breakpoints of these counters off.
+    /// Safety checks, for breakpoints.
     care: Option<Arc<dyn Care>>,
 }
 
@@ -127,7 +126,7 @@ impl TaskCounters {
         Self::open_with(root, workload, events, limits, None)
     }
 
-    /// The same of breakpoints, which are put in and taken off by leave of this.
+    /// The same for breakpoints, with safety checks.
     pub fn open_with(
         root: &Root,
         workload: &Workload,
@@ -220,30 +219,30 @@ impl TaskCounters {
         }
     }
 
-    /// Sum over all counters, those of ended processes included; new processes are counted from now on.
+    /// Sum over all counters, including those of ended processes. New processes are counted from now on.
     pub fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         self.drop_ended(workload)?;
         self.attach_new(workload)?;
         self.sum()
     }
 
-    /// The same; new processes are not counted.
+    /// The same, without attaching to new processes.
     pub fn read_attached(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         self.drop_ended(workload)?;
         self.sum()
     }
 
-    /// Whether processes of the workload are not counted.
+    /// Whether some processes of the workload are not counted.
     pub fn lacks(&self, workload: &Workload) -> bool {
         workload.processes.iter().any(|p| !self.attached.contains_key(p))
     }
 
-    /// Counts new processes from now on, some of them at a time.
+    /// Attaches to new processes, a limited number at a time.
     pub fn attach_new(&mut self, workload: &Workload) -> Result<(), PlatformError> {
         match self.attach(workload, self.limits.attach) {
-            // Without them nothing is counted at all.
+            // Without any counter, the error matters.
             Err(e) if self.attached.is_empty() => Err(e),
-            // When the limit is reached the rest is not counted; the engine sees it as a meter out of proportion.
+            // Beyond the limit the rest is not counted, and the engine sees a meter out of proportion.
             Ok(()) | Err(PlatformError::Unsupported { .. } | PlatformError::Busy { .. }) => Ok(()),
             Err(e) => Err(e),
         }
@@ -288,10 +287,10 @@ impl Drop for TaskCounters {
     }
 }
 
-/// Sum of counters, those included that were shared with others.
+/// Sum of counters, including those shared with others.
 ///
 /// # Errors
-/// `Busy`: others use them as well.
+/// `Busy`: others use the hardware counters as well.
 pub fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
     let mut total = 0.0;
     let mut time = Count::default();
@@ -303,7 +302,7 @@ pub fn sum(counters: &[Counter]) -> Result<f64, PlatformError> {
         time.enabled_ns = time.enabled_ns.saturating_add(count.enabled_ns);
         time.running_ns = time.running_ns.saturating_add(count.running_ns);
     }
-    // Hardware counters are shared out in turns when others want them, too. What had too few turns is no count.
+    // The kernel multiplexes hardware counters. A counter with too little time has no valid count.
     if time.relative_error() > ERROR_MAX {
         return Err(PlatformError::Busy {
             what: "counting through the processor's counters".to_owned(),

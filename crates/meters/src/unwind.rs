@@ -1,37 +1,34 @@
-//! Where functions begin and end, as their compiler wrote it down for those who unwind stacks: `.eh_frame_hdr` and
-//! `.eh_frame` (Linux Standard Base, *Exception Frames*; DWARF 5, section 6.4). It survives `strip`.
+//! Function ranges from the compiler's unwind tables: `.eh_frame_hdr` and `.eh_frame` (Linux Standard Base, *Exception
+//! Frames*; DWARF 5, section 6.4). They survive `strip`.
 //!
-//! The table of the header leads to one description per function, which has the function's own range. Only what table and
-//! description agree on is taken.
+//! The table of the header points to one description (FDE) per function, which has the function's range. Only ranges on
+//! which table and description agree are used.
 
 use crate::bounded::Region;
 use crate::ranges::{FUNCTIONS_MAX, Ranges};
 use std::collections::BTreeMap;
 
-/// Most kinds of descriptions (CIE): linkers merge them to a few per library that was linked in.
+/// Most kinds of descriptions (CIE): linkers merge them to a few per linked library.
 const KINDS_MAX: usize = 16_384;
-/// Most bytes of one that are looked at: numbers and the augmentation come first.
+/// Most bytes read of a CIE: the numbers and the augmentation come first.
 const KIND_MAX: usize = 64;
-/// Longest augmentation string that is looked at.
+/// Longest augmentation string.
 const AUGMENTATION_MAX: usize = 16;
 
-/// A section: its address and a reader of it.
 pub(crate) struct Section<'b> {
     pub(crate) address: u64,
     pub(crate) data: Region<'b>,
 }
 
-/// How the addresses of a description are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Encoding {
-    /// Bytes of a number.
     size: usize,
-    /// Counted from where it stands.
+    /// Relative to the address of the number itself.
     relative: bool,
 }
 
 impl Encoding {
-    /// Of a byte `DW_EH_PE_*`; `None` for what compilers do not write for functions.
+    /// From a byte `DW_EH_PE_*`. `None`: not used by compilers for functions.
     fn of(byte: u8) -> Option<Self> {
         Some(Self {
             size: size_of_number(byte)?,
@@ -44,7 +41,7 @@ impl Encoding {
     }
 }
 
-/// Bytes that a number of this encoding takes.
+/// Size of a number in bytes.
 fn size_of_number(byte: u8) -> Option<usize> {
     match byte & 0x0f {
         0x02 | 0x0a => Some(2),
@@ -54,10 +51,10 @@ fn size_of_number(byte: u8) -> Option<usize> {
     }
 }
 
-/// Notes ranges of functions, in no order.
+/// Adds function ranges, unsorted.
 pub(crate) fn functions(mut header: Section<'_>, frames: Section<'_>, into: &mut Ranges) -> Option<()> {
-    // The search table: pairs of start and address of the description, as signed offsets from the section's own address,
-    // in the one encoding that linkers write (`datarel | sdata4`).
+    // The search table: pairs of start and address of the description, as signed offsets from the section's own
+    // address, in the one encoding that linkers write (`datarel | sdata4`).
     let [1, pointer, 0x03, 0x3b] = *header.data.bytes(0, 4)? else {
         return None;
     };
@@ -80,7 +77,7 @@ pub(crate) fn functions(mut header: Section<'_>, frames: Section<'_>, into: &mut
     Some(())
 }
 
-/// Bounds of a record that begins at a place in the section: of its contents behind the length.
+/// Bounds of a record's contents after its length field.
 fn record(data: &mut Region<'_>, at: u64) -> Option<(u64, u64)> {
     let length = data.u32(at)?;
     // 0 ends the section; the long form is for sections beyond 4 GiB.
@@ -92,26 +89,26 @@ fn record(data: &mut Region<'_>, at: u64) -> Option<(u64, u64)> {
     (end <= data.size()).then_some((begin, end))
 }
 
-/// The descriptions of functions (FDE) and what is known of their kinds.
+/// The descriptions of functions (FDE), with a cache of their kinds (CIE).
 struct Descriptions<'b> {
     frames: Section<'b>,
-    /// The same section: kinds stand far from the descriptions that refer to them.
+    /// A second reader of the section, because kinds are far from the descriptions.
     of_kinds: Region<'b>,
     kinds: BTreeMap<u64, Option<Encoding>>,
 }
 
 impl Descriptions<'_> {
-    /// End of the function that starts there, from its description.
+    /// End of the function with this start, from its description.
     fn end(&mut self, start: u64, description: u64) -> Option<u64> {
         let at = description.checked_sub(self.frames.address)?;
         let (begin, end) = record(&mut self.frames.data, at)?;
-        // How far back its kind (CIE) is described, counted from this number itself.
+        // Distance back to its CIE, from this number itself.
         let back = u64::from(self.frames.data.u32(begin)?);
         let kind = begin.checked_sub(back).filter(|_| back != 0)?;
         let encoding = self.encoding(kind)?;
         let first = begin.checked_add(4)?;
         let second = first.checked_add(encoding.size as u64)?;
-        // As the table has it, or one of them is wrong.
+        // It must match the table.
         let written = self.number(first, end, encoding.size)?;
         let begins = if encoding.relative {
             let signed = match encoding.size {
@@ -132,7 +129,7 @@ impl Descriptions<'_> {
             .flatten()
     }
 
-    /// A number of so many bytes before the end of a record.
+    /// A number within the bounds of a record.
     fn number(&mut self, at: u64, end: u64, size: usize) -> Option<u64> {
         (at.checked_add(size as u64)? <= end).then_some(())?;
         match size {
@@ -158,10 +155,9 @@ impl Descriptions<'_> {
     }
 }
 
-/// How the addresses of descriptions of a kind are written: from its augmentation. `None`: not understood, or of frames
-/// that signals make, which nobody calls.
+/// Address encoding of a CIE, from its augmentation. `None`: unknown, or a signal frame, which nobody calls.
 fn encoding(data: &[u8]) -> Option<Encoding> {
-    // A kind has 0 where a description says which kind it is of.
+    // A CIE has 0 where an FDE has its distance to the CIE.
     let (0, rest) = data
         .split_first_chunk()
         .map(|(id, rest)| (u32::from_le_bytes(*id), rest))?
@@ -181,7 +177,7 @@ fn encoding(data: &[u8]) -> Option<Encoding> {
         _ => return None,
     }
     let Some((b'z', letters)) = augmentation.split_first() else {
-        // Without letters all is absolute.
+        // Without augmentation, all addresses are absolute.
         return augmentation.is_empty().then_some(Encoding {
             size: 8,
             relative: false,
@@ -205,14 +201,14 @@ fn encoding(data: &[u8]) -> Option<Encoding> {
             }
             b'L' => rest = rest.get(1..)?,
             b'B' | b'G' => {}
-            // Frames of signals, and what is not known.
+            // Signal frames and unknown augmentations.
             _ => return None,
         }
     }
     Some(found)
 }
 
-/// Passes over a LEB128 number of at most ten bytes.
+/// Skips a LEB128 number of at most ten bytes.
 fn skip_number(rest: &mut &[u8]) -> Option<()> {
     let length = rest.iter().take(10).position(|b| b & 0x80 == 0)?;
     *rest = rest.get(length + 1..)?;

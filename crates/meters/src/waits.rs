@@ -1,5 +1,5 @@
-//! How often the threads of a program have waited: their voluntary context switches, which the kernel counts anyway. Of a server that gives
-//! a thread to each connection that tells what it did while nothing else of it was counted
+//! Counts the waits of a program's threads: voluntary context switches, which the kernel counts anyway. In a server
+//! with a thread per connection, they estimate the work while nothing else is counted
 //! ([`Calibration`](homeostat_probes::turns::Calibration)).
 
 use crate::common::PROCESSES_MAX;
@@ -11,32 +11,30 @@ use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Most threads: each costs a file of about 15 µs, also at both ends of a window of some 45 ms.
+/// Most threads: each costs about 15 µs for a file, also at both ends of a window of about 45 ms.
 const THREADS_MAX: usize = 128;
-/// So many looks one after the other may find more of them.
+/// Readings in a row that may find more threads.
 const CROWDED_MAX: u32 = 20;
-/// What threads that have ended, or come, did since they were looked at last is not known: that may be this share of all.
+/// Largest unknown share: waits of threads that ended or came since the last reading.
 const UNKNOWN_MAX: f64 = 0.01;
-/// Who waits how often, and for what, is looked at so often at most: of shorter times one wait more says too much.
+/// Shortest interval between samples of what threads wait for: in less time, a single wait weighs too much.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// So many of those that wait most are looked at …
+/// Number of threads sampled: those that wait most …
 const LOOK_AT: usize = 8;
-/// … and what they wait for is judged from so many looks on, of which the older ones are forgotten by half.
+/// … and samples needed for a verdict. Older samples are discounted by half.
 const LOOKS: u32 = 16;
-/// Where a larger share of the waits is for several connections at once, threads are not given to connections.
+/// Above this share of waits for several connections at once, the server has no thread per connection.
 const SEVERAL_MAX: f64 = 0.1;
 
-/// A thread.
 type Key = (ProcessId, i32);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Thread {
     waits: u64,
-    /// At the last look at who waits how often.
     then: u64,
-    /// How often it waited before that (each second).
+    /// Waits per second before the last sample.
     rate: f64,
-    /// It was not there the last time: it may have been overlooked, as threads come and go while they are listed.
+    /// Absent at the last reading: it may have been overlooked, as threads come and go during the listing.
     missed: bool,
 }
 
@@ -46,20 +44,19 @@ pub struct Waits {
     root: Root,
     threads: BTreeMap<Key, Thread>,
     total: f64,
-    /// When it was read last.
     at: Option<Instant>,
     crowded: u32,
     looked: Option<Instant>,
     looks: u32,
-    /// Waits of those that were looked at, and of these those for several connections at once.
+    /// Sampled waits, and those for several connections at once among them.
     seen: (f64, f64),
 }
 
 impl Waits {
-    /// Begins with nothing.
+    /// Begins at zero.
     ///
     /// # Errors
-    /// A sentence: they cannot be told.
+    /// A sentence: waits cannot be counted.
     pub fn begin(root: &Root, workload: &Workload) -> Result<Self, String> {
         let mut this = Self {
             root: root.clone(),
@@ -75,10 +72,11 @@ impl Waits {
         Ok(this)
     }
 
-    /// How often they have waited since the first time.
+    /// Number of waits since the first reading.
     ///
     /// # Errors
-    /// `Busy`: how often since the last time is not known; the next one goes on from here. `Unsupported`: it does not tell its work.
+    /// `Busy`: the waits since the last reading are unknown, and counting resumes from here. `Unsupported`: waits do
+    /// not measure its work.
     pub fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         let mut now = BTreeMap::new();
         for process in workload.processes.iter().take(PROCESSES_MAX) {
@@ -105,7 +103,7 @@ impl Waits {
             });
         }
         self.crowded = 0;
-        // What was done while it could not be read is not known.
+        // The waits during unreadable time are unknown.
         let before = self.at.replace(Instant::now());
         if before.is_none() {
             self.threads.clear();
@@ -123,7 +121,7 @@ impl Waits {
         Ok(self.total)
     }
 
-    /// Waits of those that were there before, and about how many others did that have ended or come in so many seconds.
+    /// Waits of the known threads, and the estimated waits of threads that ended or came in this time.
     fn take(&mut self, now: BTreeMap<Key, u64>, seconds: f64) -> (f64, f64) {
         let (mut grown, mut unknown) = (0.0, 0.0);
         self.threads.retain(|key, thread| {
@@ -142,7 +140,7 @@ impl Waits {
                 thread.waits = waits;
                 thread.missed = false;
             } else {
-                // Whether it is older than the last time is not known: it may have been overlooked then.
+                // This thread may be new, or was overlooked before.
                 if seconds > 0.0 {
                     unknown += waits as f64;
                 }
@@ -157,7 +155,7 @@ impl Waits {
         (grown, unknown)
     }
 
-    /// Looks who waits how often, and what those wait for that wait most.
+    /// Samples which threads wait most, and what they wait for.
     fn look(&mut self) -> Result<(), PlatformError> {
         let seconds = self.looked.map(|then| then.elapsed());
         if seconds.is_some_and(|time| time < LOOK_EVERY) {
@@ -201,7 +199,7 @@ fn busy(why: String) -> PlatformError {
     }
 }
 
-/// Whether a thread waits for several connections at once now. `None`: it does not wait, has ended, or that is not told.
+/// Whether a thread now waits for several connections at once. `None`: it does not wait, has ended, or this is unknown.
 pub fn waits_for_several(root: &Root, process: ProcessId, thread: i32) -> Option<bool> {
     if !cfg!(target_arch = "x86_64") {
         return None;
@@ -212,8 +210,7 @@ pub fn waits_for_several(root: &Root, process: ProcessId, thread: i32) -> Option
     for_several(buffer.get(..n)?)
 }
 
-/// Whether a thread waits for several connections at once, from its `/proc/PID/task/TID/syscall`: number of the call and its
-/// arguments. `None`: it runs, or waits for a page. Numbers of x86-64.
+/// The same from `/proc/PID/task/TID/syscall`: call (x86-64) and arguments. `None`: it runs, or waits for a page.
 fn for_several(text: &[u8]) -> Option<bool> {
     let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
     let call: u16 = words.next()?.parse().ok()?;
@@ -222,14 +219,14 @@ fn for_several(text: &[u8]) -> Option<bool> {
         u64::from_str_radix(word.strip_prefix("0x")?, 16).ok()
     };
     Some(match call {
-        // epoll_wait, epoll_pwait, epoll_pwait2, io_getevents, io_pgetevents, recvmmsg: how many are taken at most. (PostgreSQL takes
-        // one: its process serves one connection.)
+        // epoll_wait, epoll_pwait, epoll_pwait2, io_getevents, io_pgetevents, recvmmsg: the most events taken.
+        // (PostgreSQL takes one, because its process serves one connection.)
         232 | 281 | 441 | 208 | 333 | 299 => argument(2)? > 1,
-        // poll, ppoll: how many are waited for. (A thread of MariaDB waits for its own connection.)
+        // poll, ppoll: number of descriptors. (A thread of MariaDB waits for its own connection.)
         7 | 271 => argument(1)? > 1,
-        // select, pselect6: the highest number of a file and one; none is a sleep.
+        // select, pselect6: the highest descriptor plus one. 0 is a sleep.
         23 | 270 => argument(0)? > 0,
-        // io_uring_enter: not told.
+        // io_uring_enter: unknown, so assumed.
         426 => true,
         _ => false,
     })

@@ -1,20 +1,16 @@
-//! Which of the counted points can be trusted to count useful work, or that none can.
+//! Chooses the counted probe site that measures useful work, or none.
 //!
-//! All that is known of a point is how often it ran in some windows of time: some in which the program was left alone,
-//! some in which probes on busy places made it a little slower (*burdened*). Points that keep a constant ratio to each
-//! other count the same work; they form a cluster. The rules then are, in this order:
+//! The input is the count of each site per time window. In *burdened* windows, probes on busy places slow the program a
+//! little. Sites that keep a constant ratio count the same work and form a cluster. The rules, in this order:
 //!
-//! 1. What waits instead of working, runs too rarely to be counted, does not follow the program's CPU time, or runs
-//!    *more* for each CPU second while the program is slowed, is no measure of work.
-//! 2. A cluster that keeps a constant ratio to something counted from outside (data segments received, read and write
-//!    calls, voluntary switches, bytes), though the program knows nothing of the one and we nothing of the other, is
-//!    the work.
-//! 3. Clusters whose ratio does not move when the program is slowed are equal for our purpose: what one of them says
-//!    about a change the other says, too. Among those that are not, the one that runs through the most functions is
-//!    the work, or the steadiest, if it is so by far.
-//! 4. Else none: a wrong meter is worse than none.
+//! 1. A cluster is rejected if it waits, runs rarely, ignores the CPU time, or runs *more* per CPU second when slowed.
+//! 2. A cluster with a constant ratio to an independent external signal is the work. Signals are data segments
+//!    received, read and write calls, voluntary switches and bytes.
+//! 3. Clusters whose ratio stays constant under the slowdown are interchangeable. Otherwise the work is the cluster
+//!    that spans by far the most functions, or is by far the steadiest.
+//! 4. Otherwise no site is chosen: a wrong meter is worse than none.
 //!
-//! Pure: the same counts give the same choice.
+//! The choice is pure: equal counts give an equal choice.
 
 mod series;
 
@@ -24,88 +20,84 @@ use serde::{Deserialize, Serialize};
 use series::{Series, moments};
 use std::collections::BTreeSet;
 
-/// Points of one cluster keep their ratio to this (coefficient of variation over the windows), beside what rounding to
-/// whole counts does.
+/// Sites of one cluster keep their ratio to within this coefficient of variation, beyond rounding to whole counts.
 const SAME_WORK: f64 = 0.02;
-/// … and to a signal from outside to this.
+/// … and to an external signal to within this.
 const AGREES: f64 = 0.03;
-/// A cluster is of interest when one of its points was on the stack in this share of the samples.
+/// A cluster counts only if one of its sites was on the stack in this share of the samples.
 const COVERAGE_MIN: f64 = 0.15;
-/// Work per CPU second may vary by this from window to window, beside rounding.
+/// Limit on the variation of work per CPU second between windows, beyond rounding.
 const UNSTEADY: f64 = 0.5;
-/// Fewest executions in the shortest window: rounding to whole counts is then 2 %.
+/// Fewest executions in the shortest window. Rounding to whole counts is then 2 %.
 const COUNTS_MIN: f64 = 25.0;
-/// Fewest windows.
 const WINDOWS_MIN: usize = 6;
-/// Windows that are counted at first …
+/// Number of windows at first …
 pub const WINDOWS_FIRST: usize = 16;
-/// … and at most, for what the first have left open.
+/// … and at most, if the first windows leave the choice open.
 pub const WINDOWS_MAX: usize = 48;
-/// Standard errors by which something has to be told apart, and where it is asked again after more windows: whoever asks again and again is
-/// told so at last.
+/// Standard errors that separate two values, at first and after more windows: repeated tests succeed by chance.
 const CERTAIN: f64 = 1.0;
 const CERTAIN_AGAIN: f64 = 1.5;
-/// A signal counts when it fires this often a second.
+/// A signal counts from this rate per second.
 const SIGNAL_RATE_MIN: f64 = 20.0;
-/// The program was slowed enough to learn from it when it lost this share of its CPU time.
+/// Smallest loss of CPU time, as a share, from which a slowdown teaches something.
 const BURDEN_MIN: f64 = 0.02;
-/// Two clusters say the same about a change when their ratio moves by less than this share of how much the program was
-/// slowed.
+/// Two clusters respond equally if their ratio moves by less than this share of the slowdown.
 const SAME_EFFECT: f64 = 0.2;
-/// … less than this, where they are in one loop and chance explains how their ratio varies …
+/// … less than this, if both are in one loop and chance explains the variation of their ratio …
 const SAME_EFFECT_BY_CHANCE: f64 = 0.5;
-/// … at this level (one side, .05: the normal quantile).
+/// … at this level (one-sided, 0.05: the normal quantile).
 const BY_CHANCE: f64 = 1.645;
-/// A cluster is larger than another, or steadier, when it is so by this factor.
+/// A cluster is larger or steadier only by at least this factor.
 const BY_FAR: f64 = 1.6;
-/// What stands only in the function of an interpreter falls with the work by more than this share of how much the program was slowed.
+/// A cluster known only from an interpreter's function must fall with the work by more than this share of the slowdown.
 const FALLS: f64 = -0.5;
-/// … and what runs seldom enough for a clock by more than this.
+/// … and a cluster as slow as a clock by more than this.
 const FALLS_AT_ALL: f64 = -0.2;
-/// … or varies by more than this for each second: a clock does not.
+/// … or its rate per second must vary by more than this, which a clock's rate does not.
 const TICKS: f64 = 0.1;
-/// A program that spends more than this share of its time in loops that wait cannot be judged by CPU time.
+/// CPU time cannot judge a program that spends more than this share of it in waiting loops.
 const WAITING_MAX: f64 = 0.4;
-/// … and more of its waits than this are for several connections at once.
+/// … or whose waits are for several connections at once in more than this share.
 const GATHERING_MAX: f64 = 0.05;
-/// Then a point that counts requests runs so often at least for each count of a signal (3 % are for what is on its way).
+/// Then a request counter runs at least this often per count of a signal (3 % may be in flight).
 const ONCE_MIN: f64 = 0.97;
-/// Clocks of programs tick up to this often a second.
+/// Highest tick rate of clocks in programs (per second).
 const CLOCK_RATE: f64 = 150.0;
-/// Who counts charges a hit this many times what it was found to cost, at most.
+/// The charge for a hit is at most this multiple of its measured cost.
 const CHARGED_AT_MOST: f64 = 3.5;
-/// Rates that are neither coarse nor dear (per second).
+/// Preferred rate per second: neither coarse nor costly.
 const RATE_GOOD: f64 = 100.0;
 
-/// A point and what it counted.
+/// A probe site and its counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Which function it is in: equal numbers, same function.
+    /// Function that contains it: equal numbers mean the same function.
     pub function: u64,
     /// What it counts.
     pub kind: PointKind,
-    /// Where the innermost loop around it in its function begins, if there is one.
+    /// Start of the innermost loop around it in its function, if any.
     #[serde(default)]
     pub innermost_loop: Option<u64>,
-    /// Share of the samples of the stack in which it was seen, 0..1.
+    /// Share of the stack samples that contain the site, 0..1.
     pub coverage: f64,
-    /// The same of the function of an interpreter, in whose loop it is taken to be; 0: it is in none.
+    /// The same share for the interpreter function whose loop contains the site. 0: none.
     #[serde(default)]
     pub of_function: f64,
-    /// It stands in a loop that seems to wait.
+    /// The site is in a loop that seems to wait.
     pub waits: bool,
     /// Executions in each window.
     pub counts: Vec<u64>,
 }
 
 impl Point {
-    /// Share of the samples in which it was seen, or what it is in.
+    /// Share of the samples that contain the site or its interpreter function.
     fn around(&self) -> f64 {
         self.coverage.max(self.of_function)
     }
 }
 
-/// As [`Kind`], for files.
+/// [`Kind`] in its serialized form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PointKind {
@@ -113,9 +105,9 @@ pub enum PointKind {
     Entry,
     /// Calls from one place.
     Call,
-    /// Turns of a loop.
+    /// Iterations of a loop.
     Loop,
-    /// Passages of a branch.
+    /// Executions of a branch.
     Branch,
 }
 
@@ -130,31 +122,30 @@ impl From<Kind> for PointKind {
     }
 }
 
-/// Something the kernel counted in the same windows. Nearer to requests first.
+/// A kernel counter over the same windows. Counters closer to requests come first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Signal {
-    /// What it is, for people: `TCP segments received`.
+    /// Name for people: `TCP segments received`.
     pub name: String,
-    /// It may be about waiting as well as about work (context switches): it decides only between clusters that are
-    /// otherwise alike.
+    /// The signal may reflect waits as well as work (context switches). It only breaks ties between clusters.
     pub weak: bool,
     /// Its count in each window.
     pub counts: Vec<f64>,
 }
 
-/// What was counted.
+/// Everything that was counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
     /// Length of each window in seconds.
     pub seconds: Vec<f64>,
-    /// CPU seconds that the program used in each.
+    /// CPU seconds of the program in each window.
     pub cpu: Vec<f64>,
-    /// Share of its CPU time that probes took in each, beside those of the points themselves.
+    /// Share of the CPU time lost in each window to burden probes, without the probes of the sites themselves.
     pub burden: Vec<f64>,
-    /// Share of the samples in which the program was in a loop that waits, 0..1.
+    /// Share of the samples in a waiting loop, 0..1.
     pub waiting: f64,
-    /// Of the moments at which its busiest threads were seen to wait in the kernel the share in which they waited for several
-    /// connections at once (`epoll_wait`, `poll`, `select` and their like), 0..1. 0 where they were never seen to wait.
+    /// Share of the busiest threads' waits that are for several connections at once (`epoll_wait`, `poll`, `select` and
+    /// similar), 0..1. 0 if the threads were never seen waiting.
     #[serde(default)]
     pub gathering: f64,
     /// The points.
@@ -163,10 +154,10 @@ pub struct Observation {
     pub signals: Vec<Signal>,
 }
 
-/// Limits on what may be chosen.
+/// Limits of the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Most of the program's CPU time that counting may cost, as a share.
+    /// Largest share of the program's CPU time that counting may cost.
     pub cost: f64,
     /// Fewest executions a second.
     pub rate_min: f64,
@@ -184,51 +175,48 @@ impl Default for Limits {
     }
 }
 
-/// A point that counts the work.
+/// A site that counts the work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Chosen {
     /// Its index.
     pub point: usize,
-    /// Another of its cluster, in a different function where there is one: when their ratio moves, one of them has
-    /// changed its meaning.
+    /// A second site, in another function if possible. If their ratio moves, one of the two has changed its meaning.
     pub witness: Option<usize>,
-    /// All points of the cluster, by index.
+    /// All sites of the cluster, by index.
     pub cluster: Vec<usize>,
     /// Executions per second.
     pub rate: f64,
-    /// Coefficient of variation of executions per CPU second over the windows in which the program was left alone.
+    /// Coefficient of variation of executions per CPU second over the free windows.
     pub noise: f64,
-    /// Share of the time in which it may be counted without costing more than the limit.
+    /// Share of the time in which the site may be counted within the cost limit.
     pub duty: f64,
-    /// Why it can be trusted.
+    /// Why the site can be trusted.
     pub reason: String,
 }
 
-/// The answer.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choice {
-    /// This one.
+    /// A site is chosen.
     Chosen(Chosen),
-    /// None, and why.
+    /// No site is chosen, for this reason.
     Abstained(String),
-    /// None by so many windows, and why; more of them, [`WINDOWS_MAX`] at most, may tell.
+    /// No site is chosen yet. More windows, [`WINDOWS_MAX`] at most, may decide.
     Undecided(String),
 }
 
-/// What windows tell of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Yes,
     No,
-    /// More of them may.
+    /// More windows may decide.
     NotYet,
 }
 
-/// Why a cluster is not the work.
 struct Refused {
     why: String,
-    /// It was not told apart by so many windows, and may be by more.
+    /// More windows may change this answer.
     open: bool,
 }
 
@@ -238,35 +226,34 @@ impl From<String> for Refused {
     }
 }
 
-/// Points that count the same work.
 struct Cluster {
     members: Vec<usize>,
     functions: usize,
     coverage: f64,
-    /// It is of interest only for what stands in the function of an interpreter.
+    /// Only the coverage of an interpreter's function makes the cluster relevant.
     by_function: bool,
     /// Sum over the members, each scaled to the same weight.
     series: Series,
     /// Variation of work per CPU second within windows of one kind.
     noise: f64,
-    /// Variation of what was counted in a second, whoever had the CPU meanwhile, in those in which the program was left alone.
+    /// Variation of the count per second over the free windows, regardless of CPU time.
     by_the_clock: f64,
-    /// How much work per CPU second moved when the program was slowed, and the standard error of that (logarithms).
+    /// Change of work per CPU second under the slowdown, and its standard error (logarithms).
     response: Option<(f64, f64)>,
-    /// The nearest signal that keeps a constant ratio to it: its index and how constant.
+    /// The best signal with a constant ratio: its index and the variation of the ratio.
     agrees: Option<(usize, f64)>,
-    /// Whether one that is weak does.
+    /// A weak signal agrees with the cluster.
     agrees_weakly: bool,
 }
 
 struct Judge<'a> {
     seen: &'a Observation,
     limits: Limits,
-    /// Mean share of CPU time lost in the windows in which the program was slowed.
+    /// Mean share of CPU time lost in the burdened windows.
     burden: f64,
 }
 
-/// Chooses.
+/// Chooses a site from the counts.
 pub fn choose(seen: &Observation, limits: Limits) -> Choice {
     let windows = seen.seconds.len();
     let whole = seen.cpu.len() == windows
@@ -314,13 +301,12 @@ impl Judge<'_> {
         self.counts(point).0.iter().sum::<f64>() / self.seconds()
     }
 
-    /// Share of the program's CPU time that counting a point costs.
     fn cost(&self, point: usize) -> f64 {
         self.counts(point).0.iter().sum::<f64>() * self.limits.hit_cost / self.seen.cpu.iter().sum::<f64>()
     }
 
     fn choose(&self) -> Choice {
-        // What runs a few times in a window keeps any ratio, within rounding.
+        // A site with few counts per window keeps any ratio, within rounding.
         let shortest = self.seen.seconds.iter().copied().fold(f64::INFINITY, f64::min);
         let least = self.limits.rate_min.max(COUNTS_MIN / shortest);
         let frequent: Vec<usize> = (0..self.seen.points.len())
@@ -349,7 +335,7 @@ impl Judge<'_> {
                 .map(|(size, refused)| format!("{} {}", points(*size), refused.why))
                 .collect();
             let none = format!("no cluster of points can be trusted: {}", list.join("; "));
-            // A signal from outside is asked of such a program in the end, and was not seen to agree.
+            // The last criterion for such a program is an external signal, and no signal agreed.
             return if refusals.iter().any(|r| r.1.open) && !self.gathers() {
                 Choice::Undecided(none)
             } else {
@@ -359,9 +345,9 @@ impl Judge<'_> {
         self.among(eligible)
     }
 
-    /// Groups the points that keep their ratios, the most telling first.
+    /// Groups the sites that keep their ratios, the most significant cluster first.
     fn clusters(&self, mut points: Vec<usize>) -> Vec<Cluster> {
-        // The leader of a cluster is what the others are compared with: one with many counts, of much of the stack.
+        // The other sites are compared with the leader of a cluster, so the leader needs many counts and wide coverage.
         points.sort_by(|a, b| {
             let weight = |p: &usize| {
                 let coverage = self.seen.points.get(*p).map_or(0.0, Point::around);
@@ -395,7 +381,7 @@ impl Judge<'_> {
             working.map(share).fold(0.0, f64::max)
         };
         let (coverage, own) = (most(Point::around), most(|p| p.coverage));
-        // The member with the most counts says it with the least rounding.
+        // The member with the most counts has the least rounding.
         let series = members
             .iter()
             .map(|m| self.counts(*m))
@@ -406,7 +392,7 @@ impl Judge<'_> {
             Some(work) => self.steadiness(work, series.rounding()),
             None => (f64::INFINITY, None),
         };
-        // Of the first windows only: it is no question of how many there are.
+        // Only the first windows, so that the result does not depend on their number.
         let by_the_clock = series.ratios(&self.seen.seconds).map_or(f64::INFINITY, |rates| {
             let first = rates.get(..WINDOWS_FIRST).unwrap_or(&rates);
             self.steadiness(first, series.rounding()).0
@@ -436,7 +422,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Splits logarithms of something per window into those left alone and those burdened.
+    /// Splits logarithms per window into free and burdened windows.
     fn split(&self, values: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let pairs = values.iter().zip(&self.seen.burden);
         let alone = pairs
@@ -448,7 +434,7 @@ impl Judge<'_> {
         (alone, burdened)
     }
 
-    /// Variation within the windows of one kind, and the move between the kinds with its standard error.
+    /// Variation within the windows of one kind, and the difference between the kinds with its standard error.
     fn steadiness(&self, work: &[f64], rounding: f64) -> (f64, Option<(f64, f64)>) {
         let (alone, burdened) = self.split(work);
         let (mean, spread) = moments(&alone);
@@ -463,7 +449,7 @@ impl Judge<'_> {
         (noise, Some((slowed - mean, error)))
     }
 
-    /// So many standard errors have to be between what is told apart.
+    /// Standard errors that must separate two values.
     fn certain(&self) -> f64 {
         if self.seen.seconds.len() > WINDOWS_FIRST {
             CERTAIN_AGAIN
@@ -472,20 +458,19 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether that is less than `room` once as many windows were counted as may be.
+    /// Whether the error can fall below `room` with [`WINDOWS_MAX`] windows.
     fn may_be_told(&self, error: f64, room: f64) -> bool {
         let windows = self.seen.seconds.len();
         windows < WINDOWS_MAX && CERTAIN_AGAIN * error * (windows as f64 / WINDOWS_MAX as f64).sqrt() < room
     }
 
-    /// Whether it may fall as the work does, and yet be seen to fall by more than such a share of that.
+    /// Whether the cluster may fall like the work, and more windows can show a fall by more than this share.
     fn may_fall(&self, cluster: &Cluster, share: f64) -> bool {
         cluster.response.is_some_and(|(moved, error)| {
             moved - 2.0 * error < -self.burden && self.may_be_told(error, (1.0 + share) * self.burden)
         })
     }
 
-    /// Why a cluster cannot be the work.
     fn refusal(&self, cluster: &Cluster) -> Option<Refused> {
         let waits = |m: &usize| self.seen.points.get(*m).is_none_or(|p| p.waits);
         if cluster.members.iter().all(waits) {
@@ -516,7 +501,7 @@ impl Judge<'_> {
             ).into());
             }
         }
-        // What runs by a clock is steady, and so is what runs by CPU time: neither is work.
+        // Sites driven by a clock are as steady as sites driven by CPU time. Neither is work.
         let slow = cluster.members.iter().all(|m| self.rate(*m) < CLOCK_RATE);
         match cluster.response {
             Some((moved, error)) if moved - 2.0 * error > -0.3 * self.burden => {
@@ -548,8 +533,8 @@ impl Judge<'_> {
                 .into(),
             );
         }
-        // In the function of an interpreter there is more than its operations: what it does when a clock has asked for it, or memory is
-        // used up. What falls with the work is as good as that, and what varies runs by no clock.
+        // An interpreter's function contains more than operations, such as work on a timer or when memory is used up. A
+        // cluster that falls with the work is acceptable, and a cluster that varies is not driven by a clock.
         let falls = cluster
             .response
             .is_some_and(|(moved, error)| moved + self.certain() * error < FALLS * self.burden);
@@ -566,7 +551,7 @@ impl Judge<'_> {
         None
     }
 
-    /// Whether two clusters say the same about a change that makes the program faster or slower.
+    /// Whether two clusters respond equally to a change that makes the program faster or slower.
     fn same_effect(&self, a: &Cluster, b: &Cluster) -> bool {
         let Some(ratios) = a.series.ratios(&b.series.0) else {
             return false;
@@ -582,11 +567,11 @@ impl Judge<'_> {
         (after - before).abs() + self.certain() * error <= SAME_EFFECT * self.burden
     }
 
-    /// Whether one of two clusters in one loop is what chance picks of the other's passages: a branch that is taken for some of the data and
-    /// not for others. It is never hit more often, their ratio varies by no more than a coin for each passage would make it vary (with some
-    /// hundred counts in a window that is several times what [`SAME_WORK`] allows), and that ratio hardly moves while the program is slowed, as
-    /// it does where the one comes by time, or finds the more work the rarer it looks. (Of a loop of Node's: half of its turns, ±5 % from
-    /// window to window.)
+    /// Whether one of two clusters in one loop is a random part of the other: a branch that only some of the data
+    /// takes. Three conditions hold. The part never has more hits. Their ratio varies no more than independent coin
+    /// flips per pass would (with some hundred counts per window, several times what [`SAME_WORK`] allows). The ratio
+    /// hardly moves under the slowdown, unlike a part that is driven by time or finds more work the less often it
+    /// looks. Example: a branch in a loop of Node.js takes half of the iterations, ±5 % between windows.
     fn part_by_chance(&self, a: &Cluster, b: &Cluster) -> Told {
         let (whole, part) = whole_and_part(a, b);
         let Some(of_whole) = self.in_the_loop_of(whole, part) else {
@@ -595,7 +580,7 @@ impl Judge<'_> {
         let windows: Vec<(f64, f64)> = (of_whole.0.into_iter())
             .zip(part.series.0.iter().copied())
             .collect();
-        // At the edge of a window one of them may have been read before the other.
+        // At the edge of a window, one counter may be read before the other.
         let within = |(all, some): &(f64, f64)| *all > 0.0 && *some <= all + 1.0;
         if !windows.iter().all(within) {
             return Told::No;
@@ -619,7 +604,7 @@ impl Judge<'_> {
             return Told::No;
         }
         let moved = ((slowed.1 / slowed.0) / (alone.1 / alone.0)).ln();
-        // What a coin does, or more where more was seen.
+        // The error of coin flips, or more where more was observed.
         let coin = ((1.0 - share) / share * (1.0 / alone.0 + 1.0 / slowed.0)).sqrt();
         let error = coin * (squares / freedom).sqrt().max(1.0);
         let room = SAME_EFFECT_BY_CHANCE * self.burden;
@@ -632,8 +617,8 @@ impl Judge<'_> {
         }
     }
 
-    /// What was counted of the whole in the innermost loop in which all places of the part are, where it was hit most often: a coin is for
-    /// these passages, and not for the turns of a loop within it. `None`: they have no such loop in common.
+    /// Counts of the whole at its busiest site in the innermost loop that contains all sites of the part. Coin flips
+    /// apply to these passes, not to iterations of a nested loop. `None`: no such loop.
     fn in_the_loop_of(&self, whole: &Cluster, part: &Cluster) -> Option<Series> {
         let place = |m: &usize| {
             let point = self.seen.points.get(*m)?;
@@ -650,10 +635,10 @@ impl Judge<'_> {
             .max_by(|a, b| a.mean().total_cmp(&b.mean()))
     }
 
-    /// Leaves of each cluster what runs at least once for each count of the signal that it keeps to; for programs that wait for several
-    /// connections at once. As long as a turn of their loop serves as many of them turns keep to requests, and may be in one cluster with
-    /// them; they run less often. (So lighttpd's: a fifth of a turn for each read, constant to .6 % while it was searched, and wrong by
-    /// 79 % later; docs/meters.md.)
+    /// Keeps in each cluster the sites that run at least once per count of its signal, if the program has an event
+    /// loop. Iterations of the loop run less often, and stay proportional only while each serves equally many requests.
+    /// In lighttpd, 0.2 iterations per read were constant to 0.6 % in the search, and wrong by 79 % later
+    /// (docs/meters.md).
     fn without_turns(&self, clusters: &mut [Cluster]) {
         for cluster in clusters {
             let Some((signal, _)) = cluster.agrees else {
@@ -674,7 +659,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether its busiest threads wait for several connections at once.
+    /// Whether the busiest threads wait for several connections at once.
     fn gathers(&self) -> bool {
         self.seen.gathering > GATHERING_MAX
     }
@@ -684,7 +669,7 @@ impl Judge<'_> {
         if gathers {
             self.without_turns(&mut eligible);
         }
-        // A signal from outside decides; the nearest to requests first, then the cluster that keeps to it best.
+        // An external signal decides: first the closest to requests, then the cluster with the most constant ratio.
         let agreeing = (0..eligible.len())
             .filter_map(|i| eligible.get(i).and_then(|c| c.agrees).map(|a| (i, a)))
             .min_by(|(i, a), (j, b)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(i.cmp(j)));
@@ -693,9 +678,9 @@ impl Judge<'_> {
             let why = format!("keeps a constant ratio to {name} (±{:.1} %)", variation * 100.0);
             return self.take(&eligible.swap_remove(best), &why);
         }
-        // All that is in the loop of such a program may run once for a turn, which serves one connection or many, and more of them the
-        // busier it is. (Unbound under questions by UDP: such points were wrong by 43 % between three loads; docs/meters.md.) Slowing it
-        // does not always show that: with as many clients waiting as before a turn serves as many.
+        // Every site in an event loop may run once per iteration, which serves more connections the busier the program
+        // is. For Unbound with UDP queries, such sites were wrong by 43 % between three loads (docs/meters.md). The
+        // slowdown may miss this: with equally many clients waiting, an iteration serves equally many.
         if gathers {
             return Choice::Abstained(format!(
                 "it waits for several connections at once ({:.0} % of its waits), so that a turn of its loop may serve one request or \
@@ -718,7 +703,7 @@ impl Judge<'_> {
             .into_iter()
             .partition(|o| self.same_effect(&first, o) || by_chance(o) == Told::Yes);
         let outweighed = |rival: &Cluster| {
-            // What an interpreter does beside its operations may run through any number of functions.
+            // Work of an interpreter outside its operations may span any number of functions.
             (first.functions as f64 >= BY_FAR * rival.functions as f64
                 && (!first.by_function || rival.by_function))
                 || rival.noise > BY_FAR * first.noise + 0.005
@@ -756,7 +741,7 @@ impl Judge<'_> {
             (0, _) => "all clusters move together".to_owned(),
             _ => "it runs through more functions, or more steadily, than the others".to_owned(),
         };
-        // Of those that say the same the steadiest.
+        // The steadiest of the interchangeable clusters.
         let best = equal
             .iter()
             .filter(|c| c.noise < first.noise / BY_FAR && c.functions * 2 >= first.functions)
@@ -764,7 +749,7 @@ impl Judge<'_> {
         if let Some(best) = best {
             return self.take(best, &why);
         }
-        // Of what chance picks and what it picks from the latter, unless it would be left without a witness.
+        // Of a random part and its whole, the whole, unless that leaves no second site.
         let whole = equal
             .iter()
             .find(|c| c.series.mean() > first.series.mean() && by_chance(c) == Told::Yes);
@@ -774,7 +759,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The member of a cluster that is counted: neither coarse nor dear.
+    /// Takes the member of a cluster that is neither coarse nor costly.
     fn take(&self, cluster: &Cluster, why: &str) -> Choice {
         let usable = cluster
             .members
@@ -796,7 +781,7 @@ impl Judge<'_> {
             return Choice::Abstained("the points of the best cluster only wait".to_owned());
         };
         let function = |m: usize| self.seen.points.get(m).map(|p| p.function);
-        // What is counted all the time is not to be counted in turns, with all the noise of that, for the sake of its witness.
+        // A site that can be counted continuously must not become sampled, and so noisier, because of its second site.
         let all_the_time = |cost: f64| CHARGED_AT_MOST * cost <= self.limits.cost;
         let is_dear =
             |m: usize| all_the_time(self.cost(point)) && !all_the_time(self.cost(point) + self.cost(m));
@@ -834,7 +819,6 @@ impl Judge<'_> {
     }
 }
 
-/// The one that was hit more often first.
 fn whole_and_part<'a>(a: &'a Cluster, b: &'a Cluster) -> (&'a Cluster, &'a Cluster) {
     if a.series.mean() >= b.series.mean() {
         (a, b)
@@ -843,7 +827,7 @@ fn whole_and_part<'a>(a: &'a Cluster, b: &'a Cluster) -> (&'a Cluster, &'a Clust
     }
 }
 
-/// What chi-squared exceeds by chance at the level [`BY_CHANCE`] (Wilson and Hilferty's approximation).
+/// Upper limit of chi-squared at the level [`BY_CHANCE`] (Wilson and Hilferty's approximation).
 fn chi_squared_limit(freedom: f64) -> f64 {
     let spread = 2.0 / (9.0 * freedom);
     freedom * (1.0 - spread + BY_CHANCE * spread.sqrt()).powi(3)

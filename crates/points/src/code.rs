@@ -1,23 +1,16 @@
-//! Which instructions of a function can be counted cheaply, and what a count of them would mean.
+//! Finds the instructions of a function that are cheap to count, and what their counts mean.
 //!
-//! A probe makes the processor trap. Where the kernel can act out the instruction itself (`push` of a register,
-//! one-byte `nop`, jumps and calls to fixed addresses) a hit costs 0.6 to 0.8 µs; else it has to be stepped through at
-//! 7 to 10 µs. So only the former are offered: nearly every part of a program has one that runs exactly as often.
+//! A probe traps the processor. A hit costs 0.6 to 0.8 µs if the kernel emulates the instruction, and 7 to 10 µs for a
+//! single step. It emulates `push` of a register, one-byte `nop`, direct jumps and calls. Only these are offered:
+//! nearly every part of a program has one with the same count.
 //!
-//! A probe in the middle of an instruction would make the program another one. So code is followed, never read through:
-//! from the start of a function, which somebody else has to know for certain, along everything that goes on or jumps to a
-//! known place within the function's own range. What is not reached so may be data and is left alone. Where two ways
-//! through the code disagree about where instructions begin, something that was believed is wrong, and nothing of the
-//! function is offered.
+//! A probe inside an instruction would corrupt the program. So the decoder follows control flow from a certain function
+//! start and never scans linearly, because unreached bytes may be data. If two paths disagree about instruction
+//! boundaries, nothing of the function is offered.
 //!
-//! Behind a jump through a table nothing is known of where the program goes on: tables are not guessed at. The loop of an
-//! interpreter is made of such jumps. But where the processor was interrupted in the program's own code an instruction begins,
-//! or the program would not run; so code is followed from those places as well. What lies between the target of such a
-//! jump and the first place seen behind it stays unknown.
-//!
-//! In a function with such jumps any instruction may be the target of one. A sequence of instructions may then be entered in
-//! its middle, and one further down runs more often than one further up. An instruction that is offered instead of another
-//! of its sequence is one all the same, and what it counts is found out by counting it: nobody takes the two for equal.
+//! Tables of indirect jumps are not guessed. Interpreter loops consist of such jumps, so decoding also starts at
+//! sampled addresses, where an instruction certainly begins. Code between a jump's target and the first sample behind
+//! it stays unknown. A jump may enter the middle of a sequence, so each instruction is judged by its own counts.
 
 mod follow;
 mod loops;
@@ -27,79 +20,78 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use loops::Turn;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Longest function that is taken apart, in bytes: interpreters have one of some hundred KiB.
+/// Longest function that is decoded, in bytes: interpreters have functions of some hundred KiB.
 pub const FUNCTION_MAX: usize = 512 * 1024;
 /// Most instructions that are offered for one loop, besides its jump back.
 const OF_LOOP_MAX: usize = 6;
-/// … and how far from the place they are looked for, in instructions to either side.
+/// … and the distance of the search from the address, in instructions to either side.
 const OF_LOOP_FAR: usize = 2048;
-/// Most sequences of instructions that are offered of what a place leads to until only running tells where it goes on.
+/// Most sequences that are offered between an address and the next indirect jump.
 const AHEAD_MAX: usize = 16;
-/// … and how many instructions are looked through for them.
+/// … and the number of instructions searched for them.
 const AHEAD_FAR: usize = 512;
-/// Most loops around one place that are offered.
+/// Most loops around one address that are offered.
 const LOOPS_AROUND_MAX: usize = 8;
-/// Most loops of a function: one with more is made to keep us busy.
+/// Most loops of a function. Only a hostile program has more.
 const LOOPS_MAX: usize = 4096;
 
-/// What executions of an instruction would count.
+/// What the executions of an instruction count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Entries of a function.
     Entry,
     /// Calls from one place.
     Call,
-    /// Turns of a loop.
+    /// Iterations of a loop.
     Loop,
-    /// Passages of a branch.
+    /// Executions of a branch.
     Branch,
 }
 
 /// An instruction that may be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// Its address, in the numbering that the function was given in.
+    /// Its address, relative to the same base as the function's.
     pub address: u64,
     /// What it would count.
     pub kind: Kind,
-    /// How many loops of the function are around it.
+    /// Number of loops of the function around it.
     pub nesting: u8,
-    /// Where the innermost of them begins.
+    /// Start of the innermost loop.
     pub innermost_loop: Option<u64>,
-    /// It stands in a loop that seems to wait for something instead of working.
+    /// The instruction is in a loop that seems to wait instead of working.
     pub waits: bool,
-    /// It is one of the ways to a jump of which only running tells where it leads, so perhaps in the loop of an interpreter. Who
-    /// is at work elsewhere in the function is then in the same loop.
+    /// The instruction leads to an indirect jump, perhaps in an interpreter's loop that all samples of the function
+    /// share.
     pub dispatched: bool,
-    /// That an instruction begins there is known from the program's own doing only: from where it was seen at work.
+    /// Only the program's execution shows that an instruction begins there: a sample at or before it.
     pub seen: bool,
 }
 
-/// A function, taken apart.
+/// A decoded function.
 #[derive(Clone, Debug)]
 pub struct Function {
     start: u64,
     steps: Vec<Step>,
-    /// Where a sequence of instructions that run equally often begins.
+    /// Starts of sequences whose instructions run equally often.
     leaders: BTreeSet<u32>,
     loops: Vec<Turn>,
-    /// For each step, the innermost loop around it (an index) and how many there are.
+    /// For each step: its innermost loop (an index) and the nesting depth.
     inner: Vec<(Option<u32>, u8)>,
 }
 
 impl Function {
-    /// Takes the code of a function of x86-64 apart. `start` is the address of its first byte, `code` the whole of its
-    /// range; `begins` says whether a function begins at an address; at the addresses `seen` an instruction was about to be
-    /// executed. `None` when it contradicts itself, is empty or too long, or has too many loops.
+    /// Decodes the code of an x86-64 function. `start` is the address of its first byte, and `code` is its whole range.
+    /// `begins` says whether a function begins at an address. An instruction was about to run at each address in
+    /// `seen`. `None`: the code contradicts itself, is empty or too long, or has too many loops.
     pub fn decode(start: u64, code: &[u8], begins: &dyn Fn(u64) -> bool, seen: &[u64]) -> Option<Self> {
-        // A call is acted out without writing the shadow stack, so that a thread which has one, or comes to have one, would be ended
-        // by the return.
+        // The kernel emulates a call without the shadow stack. The return would kill a thread that has or gets one.
         let cheap = |bytes: &[u8]| is_emulated(bytes) && bytes.first() != Some(&0xe8);
         Self::decode_with(start, code, begins, &cheap, Some(0), seen)
     }
 
-    /// The same of code of which nobody knows where functions begin: whatever is called is taken for one, and `start` is just where
-    /// these bytes begin. The processor's own breakpoints count there, to which all instructions are alike.
+    /// Decodes generated code, where function starts are unknown: every call target counts as one, and `start` is only
+    /// the address of the first byte. Hardware breakpoints count there, at equal cost for all instructions.
     pub fn decode_made(start: u64, code: &[u8], seen: &[u64]) -> Option<Self> {
         Self::decode_with(start, code, &|_| true, &|_| true, None, seen)
     }
@@ -120,7 +112,7 @@ impl Function {
         let mut backs: Vec<(u32, u32)> = Vec::new();
         let mut behind = 0;
         for step in &steps {
-            // Known from here on only: it was seen at work, and who leads here is hidden.
+            // The path to this sampled instruction is unknown, so a sequence begins here.
             if step.at != behind || step.lands {
                 leaders.insert(step.at);
             }
@@ -135,7 +127,7 @@ impl Function {
                 }
             }
         }
-        // Several jumps back to one head are one loop.
+        // Several jumps back to one head form one loop.
         backs.sort_unstable();
         let mut loops: Vec<Turn> = Vec::new();
         for (head, back) in backs {
@@ -169,12 +161,11 @@ impl Function {
         self.start
     }
 
-    /// How many instructions were reached.
+    /// Number of reached instructions.
     pub fn instructions(&self) -> usize {
         self.steps.len()
     }
 
-    /// The place of an address in the function.
     fn place(&self, address: u64) -> Option<u32> {
         u32::try_from(address.checked_sub(self.start)?).ok()
     }
@@ -188,12 +179,12 @@ impl Function {
         self.place(address).and_then(|at| self.index(at)).is_some()
     }
 
-    /// Whether the instruction before this address is a call, so that the address can be where one returns to.
+    /// Whether the instruction before this address is a call, so that the address can be a return address.
     pub fn returns_to(&self, address: u64) -> bool {
         let Some(at) = self.place(address) else {
             return false;
         };
-        // The call may be the last instruction of the function (it never comes back).
+        // The call may be the last instruction of the function and never return.
         let before = self.steps.partition_point(|s| s.at < at);
         before
             .checked_sub(1)
@@ -201,14 +192,13 @@ impl Function {
             .is_some_and(|s| s.next() == at && matches!(s.flow, Flow::Call | Flow::Step))
     }
 
-    /// Whether the address lies in a loop that seems to wait for something instead of working.
+    /// Whether the address is in a loop that seems to wait instead of working.
     pub fn waits_at(&self, address: u64) -> bool {
         self.place(address)
             .and_then(|at| self.index(at))
             .is_some_and(|i| self.loop_of(i).is_some_and(|turn| turn.waits))
     }
 
-    /// The innermost loop around a step.
     fn loop_of(&self, step: usize) -> Option<&Turn> {
         self.loops.get(self.inner.get(step)?.0? as usize)
     }
@@ -226,7 +216,7 @@ impl Function {
         })
     }
 
-    /// The first cheap instruction of the sequence of instructions around a place that run equally often.
+    /// The first cheap instruction of the sequence around an offset.
     fn cheap_beside(&self, at: u32) -> Option<usize> {
         let leader = *self.leaders.range(..=at).next_back()?;
         let first = self.index(leader)?;
@@ -243,26 +233,24 @@ impl Function {
         None
     }
 
-    /// A cheap instruction that runs once for each entry of the function; more often where a table leads back between its beginning
-    /// and that.
+    /// A cheap instruction that runs once per entry, or more often if an indirect jump leads back before it.
     pub fn entry(&self) -> Option<Candidate> {
         self.candidate(self.cheap_beside(0)?, Kind::Entry)
     }
 
-    /// What may be counted around an address at which the function was seen at work. `returns`: the address is where
-    /// a call returns to.
+    /// Candidates around an address at which the function was sampled. `returns`: the address is a return address.
     pub fn around(&self, address: u64, returns: bool) -> Vec<Candidate> {
         self.candidates(address, returns, self.entry())
     }
 
-    /// The same around an instruction of code that is no function: where it begins nothing is entered.
+    /// Candidates around an instruction of generated code, which has no function entry.
     pub fn within(&self, address: u64) -> Vec<Candidate> {
         self.candidates(address, false, None)
     }
 
     fn candidates(&self, address: u64, returns: bool, entry: Option<Candidate>) -> Vec<Candidate> {
         let mut found = Vec::new();
-        // The call itself stands before the address that it returns to, perhaps in another sequence.
+        // The call is before its return address, and may be in another sequence.
         let place = self
             .place(address)
             .and_then(|at| at.checked_sub(u32::from(returns)));
@@ -297,19 +285,18 @@ impl Function {
             );
             found.extend(self.of_loop(number, turn, index));
         }
-        // What the start leads to has its loops for that.
+        // Code reached from the function's start is covered by its loops.
         if step.seen {
             found.extend(self.ahead(index));
         }
-        // What stands in a loop of either kind is offered as of that.
+        // An instruction that is also in a loop of either kind is offered with that loop.
         found.sort_unstable_by_key(|c| (c.address, !c.dispatched, c.kind));
         found.dedup_by_key(|c| c.address);
         found
     }
 
-    /// What a step leads to until only running tells where it goes on: in an interpreter the ways through the operation that was
-    /// seen at work, some of which are taken once in a while (the end of a loop, a new block of memory). The jump behind them is
-    /// the loop that no jump back shows. Nothing where the ways only return.
+    /// Candidates on the paths from a step to the next indirect jump. In an interpreter, these lead through the sampled
+    /// operation, some rarely (end of a loop, new memory). That jump closes a loop. Empty if the paths only return.
     fn ahead(&self, from: usize) -> Vec<Candidate> {
         let mut pieces = Vec::new();
         let mut somewhere = false;
@@ -346,7 +333,7 @@ impl Function {
             .collect()
     }
 
-    /// Branches and calls of a loop itself, not of one inside it: those nearest to a step.
+    /// Branches and calls of a loop, without its nested loops: the nearest to a step.
     fn of_loop(&self, number: usize, turn: &Turn, step: usize) -> Vec<Candidate> {
         let first = step.saturating_sub(OF_LOOP_FAR);
         let near = self
@@ -370,9 +357,8 @@ impl Function {
     }
 }
 
-/// Whether Linux acts the instruction out under a uprobe on x86-64 (arch/x86/kernel/uprobes.c:
-/// `branch_setup_xol_ops` and `push_setup_xol_ops`): push of a register, one-byte nop, jmp and jcc, call of a fixed
-/// address.
+/// Whether Linux emulates the instruction under a uprobe on x86-64: push of a register, one-byte nop, jmp and jcc,
+/// direct call (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops` and `push_setup_xol_ops`).
 pub fn is_emulated(code: &[u8]) -> bool {
     matches!(
         code,
@@ -385,15 +371,14 @@ pub fn is_emulated(code: &[u8]) -> bool {
     )
 }
 
-/// Length of the instruction that these bytes begin with; `None` when they are none.
+/// Length of the instruction at the start of these bytes. `None`: invalid.
 pub fn length(code: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let instruction = decoder.decode();
     (!instruction.is_invalid()).then(|| instruction.len())
 }
 
-/// Whether these bytes can end with a call, so that a call may return to the address behind them: of a fixed address, or of what a
-/// register or a place in memory holds.
+/// Whether these bytes can end with a call, direct or indirect, so that the next address may be a return address.
 pub fn follows_a_call(before: &[u8]) -> bool {
     (2..=7).any(|length| {
         let Some(call) = before

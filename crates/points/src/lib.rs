@@ -1,13 +1,12 @@
-//! Progress points: instructions of a program whose executions count its useful work, found without its help.
+//! Probe sites: instructions of a program whose executions count its useful work, found without the program's help.
 //!
-//! Pure: [`code`] says which instructions of a function are worth counting and cheap to count, [`choice`] which of
-//! those that were counted can be trusted, or that none can. Who samples stacks, reads files and sets probes is in the
-//! `linux` crate.
+//! This crate is pure. [`code`] finds the instructions of a function that are worth counting and cheap to count.
+//! [`choice`] decides which counts to trust, if any. Other crates sample stacks, read files and set probes.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod choice;
 pub mod code;
 
-/// Cost of one hit of a probe on an instruction that the kernel emulates, in seconds of the program's CPU time
-/// (measured: 0.62 µs through BPF on a virtual machine; rounded up).
+/// Cost of one hit on an emulated instruction, in seconds of CPU time (0.62 µs by BPF on a virtual machine, rounded
+/// up).
 pub const HIT_COST: f64 = 0.7e-6;

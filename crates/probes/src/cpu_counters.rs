@@ -1,4 +1,4 @@
-//! Breakpoints of perf, on the threads of a workload or on all CPUs: put in while that is safe, and taken off with care.
+//! Breakpoints of perf counters on threads or CPUs, attached and detached with the safety checks.
 
 use crate::concern::Files;
 use crate::concern::keeper::Held;
@@ -9,7 +9,7 @@ use homeostat_meters::tasks::{Care, Counted, online_cpus, sum};
 use homeostat_model::{ProcessId, Workload};
 use homeostat_platform::PlatformError;
 
-/// Files with breakpoints of counters on threads, and what they may be in.
+/// Files with breakpoints of thread counters, and the mark that they are active.
 pub(crate) struct InFiles(pub(crate) Files, pub(crate) On);
 
 impl Care for InFiles {
@@ -24,7 +24,7 @@ impl Care for InFiles {
     }
 }
 
-/// Takes probes off on a thread of its own, when nobody stands still who would have to be waited for. They stop counting at once.
+/// Detaches probes on a separate thread, when that blocks nobody. They stop counting at once.
 fn close_with_care(root: &Root, files: &Files, processes: &[ProcessId], counters: Vec<Counter>, on: On) {
     if counters.is_empty() {
         return;
@@ -33,14 +33,13 @@ fn close_with_care(root: &Root, files: &Files, processes: &[ProcessId], counters
         counter.disable();
     }
     let held = Held::new(root, files, processes, counters, on);
-    // When no thread can be made, they are let go of here: slower, not wrong.
+    // If no thread can be made, they are released here, which is only slower.
     let _ = std::thread::Builder::new()
         .name("perf-close".to_owned())
         .stack_size(256 * 1024)
         .spawn(move || drop(held));
 }
 
-/// Counters on every CPU, for whatever runs there.
 pub(super) struct CpuCounters {
     counters: Vec<Counter>,
     root: Root,
@@ -50,7 +49,7 @@ pub(super) struct CpuCounters {
 }
 
 impl CpuCounters {
-    /// One for each event on each online CPU, of probes in these files of these processes.
+    /// One for each event on each online CPU, for probes in these files of these processes.
     pub(super) fn open_probes(
         root: &Root,
         workload: &Workload,

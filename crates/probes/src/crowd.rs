@@ -1,9 +1,9 @@
-//! How many threads can hit a place at once, and what a hit costs them that was not measured.
+//! Concurrency: how many threads can hit a site at once, and what that costs beyond the measurements.
 //!
-//! What a hit costs is measured on up to sixteen threads, or known for few ([`uprobe`](crate::uprobe)). Beyond that nothing is known;
-//! it is taken to grow with their number, as if all that it costs were one lock that they wait for one after the other. Kernels before
-//! 6.14 do take one: that of the address space, for each hit. There a thread that maps memory keeps all waiting that hit meanwhile; so on
-//! those only programs are counted of whose threads few can run at once, unless a person names the function.
+//! The cost of a hit is measured with up to 16 threads, or known for few ([`uprobe`](crate::uprobe)). Beyond that it is
+//! assumed to grow with the number of threads, as with one lock taken in turn. Kernels before 6.14 do take a lock per
+//! hit: that of the address space. There, a thread that maps memory blocks all hitting threads. So on these kernels,
+//! only programs with few concurrent threads are counted, unless a person names the function.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::numa::{CpuMask, affinity};
@@ -17,35 +17,32 @@ use homeostat_points::HIT_COST;
 use homeostat_sensors::storage::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Threads that a hit's cost is measured with at most.
+/// Most threads with which the cost of a hit is measured.
 pub(super) const MEASURED_MAX: usize = 16;
-/// Threads of one process that hit at once on kernels that lock its address space for each hit.
+/// Most threads of one process that may hit at once on kernels with that lock.
 const FEW: usize = 4;
-/// The first kernel that does not.
+/// The first kernel without that lock.
 const WITHOUT_LOCK: (u32, u32) = (6, 14);
 
-/// So many threads are looked at one by one, each for some 10 µs; of more it is taken that all that can run at once do.
+/// Most threads that are read one by one, at about 10 µs each. With more, all are assumed to run at once.
 const THREADS_MAX: usize = 256;
-/// Who ran for less than this (nanoseconds) does not tell how many run at once: some ticks of the kernel's clock of CPU time.
+/// Less run time than this (nanoseconds), some ticks of the CPU clock, does not show concurrency.
 const RUN_MIN: u64 = 20_000_000;
 
-/// Threads that can hit places at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Crowd {
-    /// Of all processes: as many as there are CPUs, at most.
+    /// Of all processes, at most the number of CPUs.
     at_once: usize,
-    /// Of the one with the most.
+    /// Of the process with the most.
     in_one: usize,
-    /// CPUs of the machine: so many at once there may be, if more threads come.
+    /// CPUs of the machine: the limit if more threads come.
     cpus: usize,
-    /// The kernel locks their address space for each hit.
     locked: bool,
 }
 
 impl Crowd {
-    /// Those of these processes.
     pub(super) fn of(root: &Root, processes: &[ProcessId]) -> Self {
-        // Those of the machine: ourselves we may be bound to few.
+        // CPUs of the machine, because this process may be limited to few.
         let most = online_cpus(root).len().max(1);
         let (mut all, mut in_one) = (0, 0);
         for process in processes {
@@ -60,34 +57,33 @@ impl Crowd {
             at_once: all.clamp(1, most),
             in_one: in_one.clamp(1, most),
             cpus: most,
-            // A kernel that does not say which it is may be an old one.
+            // An unknown kernel version may be an old one.
             locked: kernel_version(&kernel_release(root)).is_none_or(|version| version < WITHOUT_LOCK),
         }
     }
 
-    /// How many at once tell what a hit costs, however many run at once: all of them, and few. Two also of a program of one thread, wherever
-    /// two can run: a second may come, and costs more than twice as much (.7 µs and 1.6, measured).
+    /// Numbers of threads to measure for any concurrency: one, two and the maximum. Two, because a second thread may
+    /// come and costs more than twice as much (measured: 0.7 µs and 1.6 µs).
     pub(super) fn telling(self) -> BTreeSet<usize> {
         BTreeSet::from([1, 2.min(self.cpus), self.measured()])
     }
 
-    /// How many of them a hit's cost is measured with.
     pub(super) fn measured(self) -> usize {
         self.at_once.min(MEASURED_MAX)
     }
 
-    /// So many times what was measured a hit costs.
+    /// Factor on the measured cost.
     pub(super) fn beyond_the_measured(self) -> f64 {
         self.at_once as f64 / self.measured() as f64
     }
 
-    /// So many times what it costs few threads a hit costs, where nothing was measured.
+    /// Factor on the cost for few threads, where nothing was measured.
     pub(super) fn beyond_few(self) -> f64 {
         let few = if self.locked { FEW } else { MEASURED_MAX };
         (self.at_once as f64 / few as f64).max(1.0)
     }
 
-    /// Whether so many threads may hit at once on this kernel, in what no person has named.
+    /// Checks that this kernel allows so many threads at a site that no person named.
     ///
     /// # Errors
     /// A sentence: too many.
@@ -103,21 +99,20 @@ impl Crowd {
     }
 }
 
-/// What a hit costs with as many threads as really run at once. A program may have a dozen, of which one works.
+/// Cost of a hit at the actual concurrency: of a dozen threads, perhaps one works.
 pub(super) struct AtOnce {
     crowd: Crowd,
-    /// What a hit was measured to cost while so many threads hit (seconds of CPU time of each).
+    /// Measured cost of a hit by number of threads (seconds of CPU time of each).
     costs: BTreeMap<usize, f64>,
-    /// What was seen at the last look that told something; none before the first.
+    /// The last sample that showed something.
     last: Option<Look>,
-    /// The last look told nothing.
+    /// The last sample showed nothing.
     vain: bool,
-    /// What a hit costs, as the last look says.
     cost: f64,
 }
 
 impl AtOnce {
-    /// Of a crowd with these costs of as many at once as are [`telling`](Crowd::telling). Until somebody has looked, all run at once.
+    /// `costs` covers [`telling`](Crowd::telling). Before the first sample, all threads count as concurrent.
     pub(super) fn new(crowd: Crowd, costs: BTreeMap<usize, f64>) -> Self {
         let mut at_once = Self {
             crowd,
@@ -130,30 +125,27 @@ impl AtOnce {
         at_once
     }
 
-    /// What it was measured to cost so many threads.
     pub(super) fn costs(&self) -> &BTreeMap<usize, f64> {
         &self.costs
     }
 
-    /// What a hit costs, as the last look says (seconds of CPU time).
+    /// Cost of a hit by the last sample (seconds of CPU time).
     pub(super) fn cost(&self) -> f64 {
         self.cost
     }
 
-    /// So many threads can run at once now.
     pub(super) fn are_now(&mut self, crowd: Crowd) {
         self.crowd = crowd;
     }
 
-    /// From now on it is looked who of these processes runs; or still since before, where the last look told nothing.
+    /// Starts an interval, or continues the old one if the last sample showed nothing.
     pub(super) fn begin(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) {
         if !std::mem::replace(&mut self.vain, false) {
             self.last = Some(Look::take(root, processes));
         }
     }
 
-    /// Looks who of these processes has run since that, or since the last look, and tells what a hit has cost meanwhile; as it was before,
-    /// where they have hardly run: then the next look is at that, too.
+    /// Ends an interval and returns its cost of a hit. If hardly anything ran, the cost stays and the interval goes on.
     pub(super) fn look(&mut self, root: &Root, processes: impl Iterator<Item = ProcessId>) -> f64 {
         let now = Look::take(root, processes);
         let Some(last) = &self.last else {
@@ -169,16 +161,15 @@ impl AtOnce {
         self.cost
     }
 
-    /// What a hit has cost while these have run, of whom so many can run at once at most.
+    /// Cost of a hit at this concurrency, limited to `cpus`.
     fn price(&self, ran: &WhoRan, cpus: f64) -> f64 {
         let overlap = ran.overlap.min(cpus);
-        // Who was not seen may have run beside each of those that were.
+        // An unseen thread may have run beside any seen one.
         let unseen = (ran.unseen * (1.0 + overlap)).min(1.0);
         unseen * self.cost_of(f64::INFINITY) + (1.0 - unseen) * self.cost_of(overlap)
     }
 
-    /// What a hit costs on average while so many run at once on average: as if it grew evenly between the numbers that it was measured
-    /// with.
+    /// Mean cost of a hit at a mean concurrency, interpolated between the measured numbers.
     fn cost_of(&self, overlap: f64) -> f64 {
         let overlap = overlap.clamp(1.0, self.crowd.at_once as f64);
         let known = |(threads, cost): (&usize, &f64)| (*threads as f64, *cost);
@@ -195,17 +186,16 @@ impl AtOnce {
     }
 }
 
-/// How many threads may have run at once, on average over the CPU time that each used: as if whoever ran for the shorter time
-/// ran while the other did. Many that share a CPU by turns look as many as they are; one beside idle ones is one. It is the most that can
-/// have been if each hits in proportion to its CPU time; if the hits are those of one that runs seldom, and always beside another that
-/// hits as well, they cost more than this says.
+/// Upper bound of the mean concurrency, weighted by CPU time: each shorter run counts as overlapping every longer one.
+/// Threads that share a CPU in turn appear concurrent. The bound assumes hits in proportion to CPU time. It is too low
+/// if the hits come from a thread that runs rarely and always beside another hitting thread.
 fn overlap(mut used: Vec<u64>) -> f64 {
     used.sort_unstable_by(|a, b| b.cmp(a));
     let all: u64 = used.iter().sum();
     if all == 0 {
         return 1.0;
     }
-    // Each pair overlaps for what the shorter one ran, which counts for both.
+    // Each pair overlaps for the shorter time, which counts for both.
     let weighted: f64 = (0..)
         .zip(&used)
         .map(|(n, ns)| (1.0 + 2.0 * f64::from(n)) * *ns as f64)
@@ -213,14 +203,13 @@ fn overlap(mut used: Vec<u64>) -> f64 {
     weighted / all as f64
 }
 
-/// What processes and their threads had run at a moment.
 #[derive(Debug)]
 struct Look {
-    /// CPU time of each process (nanoseconds), before its threads were looked at …
+    /// CPU time of each process (nanoseconds), before its threads were read …
     before: BTreeMap<ProcessId, u64>,
-    /// What each thread had run; none where there were too many.
+    /// Run time of each thread. `None`: too many threads.
     threads: Option<Threads>,
-    /// … and after: a tick may come between.
+    /// … and after, because a tick may come between.
     after: BTreeMap<ProcessId, u64>,
 }
 
@@ -236,7 +225,7 @@ impl Look {
         }
     }
 
-    /// Who has run since then. None: they have hardly run, which does not tell.
+    /// Who has run since then. `None`: hardly anything ran.
     fn since(&self, then: &Self) -> Option<WhoRan> {
         let nobody_seen = Some(WhoRan {
             overlap: 1.0,
@@ -244,11 +233,11 @@ impl Look {
             threads: Vec::new(),
         });
         if !self.before.keys().eq(then.after.keys()) {
-            // One has come since, or ended: what it did is not known.
+            // A process came or ended, so its run time is unknown.
             return nobody_seen;
         }
         let used = self.before.values().zip(then.after.values());
-        // Between the two looks at threads: no more than they show, unless one has ended.
+        // The interval between the two readings of threads, unless one has ended: no more than they show.
         let used: u64 = used.map(|(now, then)| now.saturating_sub(*then)).sum();
         if used < RUN_MIN {
             return None;
@@ -273,25 +262,23 @@ impl Look {
     }
 }
 
-/// Who has run.
 #[derive(Debug, PartialEq)]
 struct WhoRan {
-    /// How many of the threads that were seen may have run at once, on average.
+    /// Mean concurrency of the seen threads, as an upper bound.
     overlap: f64,
-    /// Share of the CPU time that threads used which have ended since, or were too many to be looked at.
+    /// Share of the CPU time of threads that ended or were too many to read.
     unseen: f64,
-    /// Threads that were seen to run.
     threads: Vec<i32>,
 }
 
-/// CPUs on which any of these threads may run: no more of them run at once.
+/// CPUs on which any of these threads may run, which limits the concurrency.
 fn cpus_of(threads: &[i32]) -> f64 {
     let of_all = threads.iter().try_fold(CpuMask::default(), |all, thread| {
         Some(all.or(&affinity(*thread).ok()?))
     });
     match of_all {
         Some(cpus) if !cpus.is_empty() => f64::from(cpus.count()),
-        // One has ended; nobody ran.
+        // A thread has ended, or none ran.
         _ => f64::INFINITY,
     }
 }

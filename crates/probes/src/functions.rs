@@ -1,6 +1,6 @@
-//! Functions and static probes where the kernel counts many places at once by BPF: all the time, or in turns where that would cost
-//! the program too much ([`turns`](crate::turns)). One link counts a whole workload; it comes and goes in milliseconds. It goes soon
-//! after somebody has begun to trace the first thread of a process of the workload, whichever that is, or to freeze it.
+//! Counts functions and static probes by BPF, which attaches many places at once: continuously, or sampled if that
+//! costs too much ([`turns`](crate::turns)). One link counts a whole workload, and comes and goes in milliseconds. It
+//! is detached soon after anybody traces the first thread of a process of the workload, or freezes it.
 
 use crate::concern::keeper::Held;
 use crate::concern::{Files, threads};
@@ -19,49 +19,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at everybody whom the probes concern; between them it is looked before each breakpoint comes or goes that
-/// nobody of those stands still.
+/// Interval between full safety checks. In between, attach and detach only check that nobody stands still.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
+/// Interval between checks for tracers and freezers while counting.
 const LIBERTY_EVERY: Duration = Duration::from_millis(200);
-/// Most processes beside the main one that are looked at each time: a debugger is often put on one that serves a connection. Each takes
-/// the reading of a few small files (20 to 40 µs by estimate), so that the looks stay at a thousandth of a CPU for each workload. Of ten processes each
-/// is looked at every .6 s, of 64 every 3.2 s.
+/// Most processes per check, besides the main one: debuggers often attach to a process that serves a connection. Each
+/// takes 20 to 40 µs (estimate) to read a few small files, so the checks stay at 0.1 % of a CPU per workload. Of ten
+/// processes, each is checked every 0.6 s. Of 64, each is checked every 3.2 s.
 const OTHERS_AT_ONCE: usize = 4;
 /// Most processes that get a link each.
 const LINKS_MAX: usize = 32;
-/// Cost in a turn (seconds of CPU time) that nobody minds: half of a hundredth of a CPU.
+/// Acceptable cost in a turn (seconds of CPU time): half a percent of a CPU.
 const ALLOWANCE: f64 = 0.005;
 
-/// Whose hits are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Those of the workload's processes, each with a link of its own; not those of children that are not yet part of it.
+    /// Those of the workload's processes, with a link each. Children outside the workload are not counted.
     Processes,
-    /// Of everybody who runs the file: nobody else runs this program (device and inode).
+    /// Everybody's: nobody else runs this program (device and inode).
     Everybody((u64, u64)),
 }
 
-/// What is to be counted.
 pub(super) struct Plan {
-    /// The name of the meter.
     pub(super) id: String,
-    /// Held open: what the places were found in is what the kernel is given.
+    /// The file in which the places were found, held open for the kernel.
     pub(super) file: Arc<CodeFile>,
-    /// Offsets of the places, and of their semaphores.
+    /// Offsets of the places and of their semaphores.
     pub(super) sites: Vec<(u64, u32)>,
     pub(super) files: Files,
     pub(super) whose: Whose,
-    /// Cost of a hit.
     pub(super) cost: Nanoseconds,
-    /// Share of the program's CPU time that counting may cost.
     pub(super) cost_max: f64,
-    /// CPU time that each coming and going takes beside the hits (seconds for each CPU that the program uses). Where that is something the
-    /// time between windows is told by how often its threads waited.
+    /// Cost of each attach and detach without hits (seconds per CPU that the program uses). If it is not zero, the
+    /// number of waits of its threads estimates the uncounted time.
     pub(super) coming_and_going: f64,
 }
 
-/// The meter.
 pub(super) struct Functions {
     id: String,
     counting: Counting,
@@ -101,7 +94,7 @@ impl Functions {
             counters,
             hit_cost,
             cost_max,
-            // What it costs shows in the first turn, which ends when that is much.
+            // The first turn shows the cost, and ends early if it is high.
             share: 1.0,
             cpus: 0.0,
             rest,
@@ -168,41 +161,40 @@ fn failed(id: &str, e: OpenError) -> PlatformError {
     }
 }
 
-/// The places, and the links that count them.
 struct Sites {
     root: Root,
     plan: Plan,
     counters: Arc<Counters>,
-    /// By process; `None`: of everybody.
+    /// By process. `None`: a link for everybody.
     links: BTreeMap<Option<ProcessId>, Held<Vec<Link>>>,
-    /// That they may be on, from before the first. After them, so that it ends when they are off.
+    /// The clean-up log entry, from before the first probe. Declared after the links, to end after them.
     owed: Option<Arc<Owed>>,
-    /// When everybody was looked at last, and which processes the workload had.
+    /// Time of the last full check, and the workload's processes then.
     looked: Option<(Instant, Vec<ProcessId>)>,
-    /// When it was looked last whether somebody has begun to look into the program.
+    /// Time of the last check for tracers and freezers.
     at_liberty: Option<Instant>,
     round: Round,
-    /// Somebody has: all is looked at before anything is counted again, and nothing but that look says that it may be.
+    /// A tracer or freezer was seen. Only a full check permits counting again.
     disturbed: bool,
-    /// At the last look somebody else ran the program.
+    /// The last check found another process that runs the program.
     strange: bool,
     children: Children,
 }
 
-/// Which processes are looked at this time, so that each is some time.
+/// Selects the processes to check in rotation.
 #[derive(Default)]
 struct Round {
-    /// Of those beside the main one, the first that is looked at next.
+    /// The first of the others to check next.
     next: usize,
 }
 
 impl Round {
-    /// The main process, and of the others those whose time it is.
+    /// The main process, and the next few of the others.
     fn next_of(&mut self, processes: &[ProcessId]) -> Vec<ProcessId> {
         let Some((main, others)) = processes.split_first() else {
             return Vec::new();
         };
-        // Where some have come or gone, everybody has been looked at since: it may begin anywhere.
+        // If the list changed, a full check has run since, so the rotation may start anywhere.
         let from = self.next.checked_rem(others.len()).unwrap_or(0);
         let count = OTHERS_AT_ONCE.min(others.len());
         self.next = from + count;
@@ -212,7 +204,6 @@ impl Round {
 }
 
 impl Sites {
-    /// Whom the links concern.
     fn concerned(&self) -> Vec<ProcessId> {
         self.looked.as_ref().map_or_else(Vec::new, |(_, p)| p.clone())
     }
@@ -232,7 +223,7 @@ impl Sites {
             let stranger = crate::uprobe::stranger_of(&self.root, workload, program);
             let again = std::mem::replace(&mut self.strange, stranger.is_some());
             if let Some(pid) = stranger {
-                // It may be a child of the workload's whose parent has ended, in the moment before it executes another program.
+                // It may be an orphaned child of the workload, just before it executes another program.
                 return Err(if again {
                     Lost::Vanished(PlatformError::Vanished {
                         target: format!(
@@ -249,7 +240,7 @@ impl Sites {
         Ok(())
     }
 
-    /// Writes down where breakpoints will be, before the first of them; once for all turns. Notes that some may be in.
+    /// Logs the places before the first breakpoint, once for all turns. Notes that some may be inserted.
     fn owe(&mut self) -> Result<On, Refusal> {
         if let Some(owed) = &self.owed {
             return owed.take();
@@ -303,7 +294,7 @@ impl Subject for Sites {
             return self.look(workload);
         }
         if !self.links.is_empty() {
-            // Nothing is about to be put on.
+            // Nothing is about to be attached.
             return Ok(());
         }
         self.plan
@@ -357,14 +348,14 @@ impl Subject for Sites {
 
     fn at_liberty(&mut self) -> bool {
         if self.disturbed {
-            // Those who are looked at next may be others, and say nothing of this one.
+            // The next processes in the rotation may be others, and say nothing about this one.
             return false;
         }
         if self.at_liberty.is_some_and(|then| then.elapsed() < LIBERTY_EVERY) {
             return true;
         }
         self.at_liberty = Some(Instant::now());
-        // One that has ended is traced by nobody.
+        // Nobody traces an ended process.
         let now = match &self.looked {
             Some((_, processes)) => self.round.next_of(processes),
             None => Vec::new(),
@@ -375,7 +366,7 @@ impl Subject for Sites {
     }
 
     fn judge(&mut self, _window: &Window) -> Result<(), String> {
-        // Whether the place is reached at all is judged from the readings.
+        // Readings show whether the place is reached at all.
         Ok(())
     }
 
@@ -384,7 +375,7 @@ impl Subject for Sites {
             // All hits are counted, whoever made them.
             Whose::Everybody(_) => Unpaid::default(),
             Whose::Processes => Unpaid {
-                // Children have copied the page with the breakpoint all along, with whatever counts there.
+                // A fork copies the page with the breakpoint anyway, whatever counts there.
                 forks: 0,
                 ..self.children.since(
                     &self.root,

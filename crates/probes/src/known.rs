@@ -1,10 +1,9 @@
-//! The table of programs whose work can be counted without configuration, for people: what the kinds themselves do,
-//! in one place. A test compares it with the functions that are really looked for.
+//! Table for people: programs that are counted without configuration. A test compares it with what the kinds look for.
 
 use crate::points::{KnownPoint, Place, known_points};
 use serde::{Deserialize, Serialize};
 
-/// One way to count the work of a program that is known.
+/// One way to count a known program's work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownMeter {
     /// Names of the program: process or executable file.
@@ -19,10 +18,9 @@ pub struct KnownMeter {
     pub remark: String,
 }
 
-/// What an emulated instruction costs; a function that begins with another is moved or costs ten times as much.
+/// Cost with an emulated instruction. At other first instructions, the probe moves or costs ten times as much.
 const PROBE_COST: &str = "0.8 to 1.3 µs a count (10 µs where its first instruction has to be stepped)";
 
-/// What progress points cost.
 const POINTS_COST: &str = "at most 0.5 % of its CPU time; the search at most 1 s of it";
 
 fn own(programs: &[&str], meter: &str, unit: &str, cost: &str, remark: &str) -> KnownMeter {
@@ -35,7 +33,7 @@ fn own(programs: &[&str], meter: &str, unit: &str, cost: &str, remark: &str) -> 
     }
 }
 
-/// The table, by program; those closest to the work first.
+/// The table by program, with the closest to the work first.
 pub fn known_meters() -> Vec<KnownMeter> {
     let mut all = vec![
         own(

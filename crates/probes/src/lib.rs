@@ -1,6 +1,6 @@
-//! What counts useful work inside a program: breakpoints in functions that are known or named, and progress points that are found.
+//! Counts useful work inside a program: by breakpoints in known or named functions, or at probe sites found by search.
 //!
-//! The daemon does without this crate where its feature `probes` is off.
+//! Without the daemon's feature `probes`, this crate is not built.
 
 mod concern;
 mod cpu_counters;
@@ -30,41 +30,41 @@ use homeostat_model::{MeterCandidate, MeterId, Workload};
 use homeostat_platform::PlatformError;
 use std::time::Duration;
 
-/// Longest wait of an orderly end for breakpoints to be taken out.
+/// Longest wait for the removal of breakpoints at an orderly exit.
 const TAKEN_OFF_MAX: Duration = Duration::from_secs(10);
 
-/// Why progress points are not used now unless a person asks for them: somebody is on the machine who is not trusted with them.
+/// Why probe sites are not used now without an explicit request: an untrusted user has a process.
 pub fn why_no_points(root: &Root) -> Option<String> {
     strangers::Strangers::default().why_not(root, std::time::Instant::now())
 }
 
-/// Why functions and places in files cannot be counted in turns, by BPF, on this machine and by this user.
+/// Why sampled (duty-cycled) counting by BPF is impossible on this machine or for this user.
 pub fn why_not_in_turns() -> Option<homeostat_kernel::perf::OpenError> {
     homeostat_kernel::bpf::Counters::possible().err()
 }
 
-/// Waits until every breakpoint is taken out that a meter had needed, at most ten seconds: that is done by threads, which look
-/// first that it holds up nobody. What is left then goes with this process, whoever stands still. Whether all are out.
+/// Waits until every unused breakpoint is removed, at most ten seconds: threads first check that this blocks nobody.
+/// The rest end with this process, even if that blocks somebody. Returns whether all are removed.
 pub fn wait_until_off() -> bool {
     owed::wait_for_all(TAKEN_OFF_MAX)
 }
 
-/// From now on no breakpoint is put in by anybody in this process, which is about to end.
+/// From now on this process inserts no breakpoint, because it is about to exit.
 pub fn begin_to_end() {
     owed::end();
 }
 
-/// This process is about to end: from now on no breakpoint is put in by anybody, and those that are in are waited for as by
-/// [`wait_until_off`]. Who ends while the kernel puts some in or takes some out leaves them behind. Whether all are out.
+/// Before exit: no breakpoint is inserted any more, and [`wait_until_off`] removes the rest. A process that exits while
+/// the kernel inserts or removes breakpoints leaves them behind. Returns whether all are removed.
 pub fn end() -> bool {
     begin_to_end();
     wait_until_off()
 }
 
-/// A kind that counts through breakpoints, where nobody wants any: it says what could be counted, and opens nothing.
+/// A breakpoint meter kind that is switched off: it reports what could be counted, and opens nothing.
 struct WithoutBreakpoints(Box<dyn MeterKind>);
 
-/// Why nothing is counted through breakpoints where a person wants none.
+/// Reason shown where the configuration forbids breakpoints.
 pub const NO_BREAKPOINTS: &str = "meters.breakpoints = false: nothing is counted through breakpoints";
 
 impl MeterKind for WithoutBreakpoints {
@@ -89,7 +89,6 @@ impl MeterKind for WithoutBreakpoints {
     }
 }
 
-/// As a person wants kinds that count through breakpoints: all of them, or none that opens anything.
 fn by_breakpoints(settings: &MeterSettings, kind: Box<dyn MeterKind>) -> Box<dyn MeterKind> {
     let kind = of_its_user(kind);
     if settings.breakpoints {
@@ -99,17 +98,17 @@ fn by_breakpoints(settings: &MeterSettings, kind: Box<dyn MeterKind>) -> Box<dyn
     }
 }
 
-/// Functions that are known or that a person named.
+/// Counts functions that are known or that a person named.
 pub fn by_functions(settings: &MeterSettings) -> Box<dyn MeterKind> {
     by_breakpoints(settings, Box::new(Uprobe::new(settings)))
 }
 
-/// Progress points, found in the program while it runs.
+/// Counts at probe sites, which a search finds in the running program.
 pub fn by_points(settings: &MeterSettings) -> Box<dyn MeterKind> {
     by_breakpoints(settings, Box::new(Points::new(settings)))
 }
 
-/// What a person named and no other kind knows.
+/// Counts what a person named and no other kind knows.
 pub fn unclaimed(settings: &MeterSettings) -> Box<dyn MeterKind> {
     of_its_user(Box::new(Unclaimed::new(settings)))
 }

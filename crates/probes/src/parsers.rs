@@ -1,15 +1,15 @@
-//! The parsers of what probes read, as functions of bytes.
+//! Parsers of hostile input in this crate, as functions of bytes, for fuzzing.
 
 use crate::concern;
 use homeostat_kernel::Parser;
 use homeostat_points::code::Function;
 
-/// A name, and a parser of whatever bytes there are.
+/// Name and parser of each.
 pub const ALL: &[Parser] = &[
     ("mapped-files", concern::parse_mappings),
     ("code", |bytes| {
         for every in [1u64, 2] {
-            // As if it was seen at work somewhere, in this function or not.
+            // With samples inside and outside of the function.
             let seen: Vec<u64> = bytes
                 .last_chunk::<2>()
                 .into_iter()

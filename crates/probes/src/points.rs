@@ -1,14 +1,14 @@
 //! Functions and static probes of well-known programs that run once per unit of work.
 //!
-//! A probe costs about 1 µs a hit, so a function that runs once per batch is better than one that runs for each
-//! item; above 50,000 hits a second the cost shows (measured on redis: 360,000 hits/s of `processCommand` took
-//! 35 % of its throughput, 32,000 hits/s of `readQueryFromClient` nothing that could be told from noise).
+//! A hit costs about 1 µs, so once per batch is better than once per item. The cost shows above 50,000 hits a second.
+//! On redis, 360,000 hits/s of `processCommand` took 35 % of its throughput, and 32,000 hits/s of `readQueryFromClient`
+//! took nothing measurable.
 
 use homeostat_meters::common::is_program;
 use homeostat_meters::elf::Wanted;
 use homeostat_model::Workload;
 
-/// Where work is counted in a program.
+/// A place in a program to count work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Entry of the function with this symbol.
@@ -20,7 +20,6 @@ pub enum Place {
 }
 
 impl Place {
-    /// What is looked for in the program's file.
     pub(super) fn wanted(&self) -> Wanted {
         match *self {
             Self::Function(name) => Wanted::Function(name.to_owned()),
@@ -30,7 +29,7 @@ impl Place {
     }
 }
 
-/// A good place to count the work of a well-known program.
+/// A good place to count a well-known program's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownPoint {
     /// Names of the program (process or executable file).
@@ -52,9 +51,9 @@ const REDIS: &[&str] = &[
     "valkey-check-rdb",
 ];
 
-/// Servers written in Go whose work is to answer through its `net/http`. Not every Go program that has that server in it: most have
-/// one, for their metrics or their health, and whoever asks for these once a second is steady enough to be taken for their work.
-/// Not those that also work otherwise: Prometheus asks its targets itself, etcd, Consul and Nomad answer by RPC as well.
+/// Go servers whose work is answering through `net/http`. Most Go programs contain that server, but only for metrics or
+/// health checks, whose steady requests would look like work. Servers that also work otherwise are excluded: Prometheus
+/// scrapes its targets, and etcd, Consul and Nomad also answer RPC.
 const GO_SERVERS: &[&str] = &[
     "caddy",
     "traefik",
@@ -67,7 +66,7 @@ const GO_SERVERS: &[&str] = &[
     "loki",
     "registry",
 ];
-/// Programs that have RocksDB linked in.
+/// Programs with RocksDB linked in.
 const ROCKSDB: &[&str] = &["kvrocks", "tikv-server", "arangod", "db_bench"];
 
 const POINTS: &[KnownPoint] = &[
@@ -158,13 +157,13 @@ const POINTS: &[KnownPoint] = &[
     },
 ];
 
-/// CPU time that each coming and going of a breakpoint takes from a program beside its hits, where that was seen (seconds for each CPU that it
-/// uses). Of MariaDB the statements of the first 20 to 50 ms after it came cost a tenth more, hits apart, and those of the 60 ms after it
-/// went as well, also where the breakpoint is on an instruction of the same page that is never executed; why is not known. With a window
-/// each second it lost 1.40 ± .10 % in all, of which hits explain .2 to .4; with one in every fourth second, which this comes to at the
-/// default budget, .23 ± .08 %. Not seen of PostgreSQL (+.07 ± .09 % in all) and `CPython` (docs/meters.md).
+/// CPU time that attaching and detaching cost a program without hits, where seen (seconds per CPU that it uses). In
+/// MariaDB, statements cost a tenth more in the first 20 to 50 ms after attaching and 60 ms after detaching. A
+/// breakpoint on a never executed instruction of the page does the same, for unknown reasons. With a window each second
+/// it lost 1.40 ± 0.10 %, of which hits explain 0.2 to 0.4. With one every fourth second, as at the default budget, it
+/// lost 0.23 ± 0.08 %. Not seen in PostgreSQL (+0.07 ± 0.09 %) and `CPython` (docs/meters.md).
 ///
-/// The rest is told by how often the threads waited: both servers give a thread to each connection, which waits for each command.
+/// The number of waits estimates the rest: both servers have a thread per connection, which waits for each command.
 pub(super) fn coming_and_going(workload: &Workload) -> f64 {
     if is_program(workload, MYSQL) { 0.015 } else { 0.0 }
 }

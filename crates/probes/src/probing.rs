@@ -1,7 +1,7 @@
-//! Functions and static probes, counted by a thread of their own.
+//! Counts functions and static probes by perf, on a separate thread.
 //!
-//! To put a probe on, to take it off, and to look whom that concerns ([`concern`](crate::concern)) may take long, and the
-//! kernel waits meanwhile for whoever maps the file. Who reads the meter asks that thread and waits for a moment only.
+//! Attaching, detaching and the safety checks ([`concern`](crate::concern)) may take long, because the kernel waits for
+//! every process that maps the file. The reader of the meter asks that thread, with a short timeout.
 
 use crate::concern::Files;
 use crate::cpu_counters::{CpuCounters, InFiles};
@@ -16,53 +16,49 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a reading: it takes microseconds, unless probes come or go.
+/// Longest wait for a reading, which takes microseconds unless probes come or go.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Time between two looks at whom the probes concern.
+/// Interval of safety checks.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Time between two tries to put them on, and how long it is tried.
+/// Interval of attempts to attach, and their time limit.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 const TRY_MAX: Duration = Duration::from_secs(60);
-/// How often it is asked whether a look has ended.
+/// Interval of polls for the end of a check.
 const BEAT: Duration = Duration::from_millis(10);
-/// Readings between two looks at who else runs the file.
+/// Readings between checks for other users of the file.
 const EXCLUSIVE_CHECK_EVERY: u32 = 16;
 
-/// What is to be counted, and how.
 pub(super) struct Plan {
-    /// The name of the meter.
     pub(super) id: String,
     pub(super) events: Vec<Counted>,
     pub(super) files: Files,
-    /// A counter for each thread, within these limits; `None`: one for each CPU.
+    /// Limits for a counter per thread. `None`: a counter per CPU.
     pub(super) threads: Option<Limits>,
-    /// Device and inode of the program that nobody else runs, where each CPU has a counter.
+    /// Device and inode of the program, which nobody else runs, for a counter per CPU.
     pub(super) program: (u64, u64),
 }
 
-/// A question to the thread, and where the answer goes.
 struct Question {
     workload: Workload,
     answer: SyncSender<Answer>,
 }
 
-/// What the thread answers.
 struct Answer {
     reading: Result<f64, PlatformError>,
-    /// Nothing will ever be read again.
+    /// The meter has ended for good.
     over: bool,
 }
 
-/// The meter. Its end is that of the thread.
+/// The meter. Dropping it ends the thread.
 pub(super) struct Probing {
     id: String,
     ask: SyncSender<Question>,
-    /// As the last answer said.
+    /// As of the last answer.
     over: bool,
 }
 
 impl Probing {
-    /// Begins to put the probes on.
+    /// Begins to attach the probes.
     ///
     /// # Errors
     /// `Busy`: no thread can be made.
@@ -137,21 +133,20 @@ enum Counters {
     Cpus {
         counters: CpuCounters,
         readings: u32,
-        /// At the last look somebody else ran the program.
+        /// The last check found another process that runs the program.
         strange: bool,
     },
 }
 
 enum State {
-    /// They are not on yet.
+    /// Not attached yet.
     Trying {
         since: Instant,
         why: String,
     },
     Counting {
         counters: Counters,
-        /// The last look has refused it for the moment. One that broke off, or found something short, says nothing of whom the
-        /// probes concern: it takes two on end.
+        /// The last check failed for the moment. It may have been cut short, so only two in a row count.
         doubtful: bool,
     },
     Over(PlatformError),
@@ -159,21 +154,21 @@ enum State {
 
 struct Worker {
     root: Root,
-    /// As the last question said.
+    /// As of the last request.
     workload: Workload,
     plan: Plan,
     state: State,
-    /// What the counters before these had counted when it was told last.
+    /// Count of earlier counters.
     base: f64,
-    /// What was told last.
+    /// Last reported count.
     told: f64,
-    /// Probes have been off since.
+    /// The probes were detached since the last reading.
     torn: bool,
-    /// Where the answer of a look comes from that is being taken: readings do not wait for it.
+    /// Result channel of a running check, so that readings do not wait for it.
     looking: Option<Receiver<Result<(), Refusal>>>,
-    /// When the last look ended.
+    /// End of the last check.
     looked: Option<Instant>,
-    /// Processes have come that are not counted yet.
+    /// New processes are not counted yet.
     new: bool,
 }
 
@@ -198,7 +193,7 @@ impl Worker {
                     self.workload = question.workload;
                     let reading = self.read();
                     let over = matches!(self.state, State::Over(_));
-                    // Who asked may have stopped to wait.
+                    // The reader may have timed out.
                     let _ = question.answer.try_send(Answer { reading, over });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -207,7 +202,6 @@ impl Worker {
         }
     }
 
-    /// Time until the next look.
     fn due(&self) -> Duration {
         let every = match &self.state {
             State::Trying { .. } => TRY_EVERY,
@@ -219,7 +213,6 @@ impl Worker {
             .map_or(Duration::ZERO, |then| every.saturating_sub(then.elapsed()))
     }
 
-    /// Begins a look.
     fn begin(&mut self) {
         let first = match self.state {
             State::Trying { .. } => true,
@@ -240,7 +233,7 @@ impl Worker {
                 } else {
                     files.allow(&root, &processes)
                 };
-                // Nobody may want to know any more.
+                // The receiver may be gone.
                 let _ = tell.try_send(allowed);
             });
         match begun {
@@ -249,7 +242,6 @@ impl Worker {
         }
     }
 
-    /// A look has ended: what follows from it.
     fn ended(&mut self, allowed: Option<Result<(), Refusal>>) {
         self.looking = None;
         self.looked = Some(Instant::now());
@@ -264,7 +256,7 @@ impl Worker {
                         counters,
                         doubtful: false,
                     },
-                    // For a lack of memory or descriptors, or of somebody who goes on, the next try may do better.
+                    // A lack of memory or descriptors, or a blocked process, may pass.
                     Err(PlatformError::Busy { why, .. }) if since.elapsed() < TRY_MAX => {
                         State::Trying { since, why }
                     }
@@ -283,14 +275,14 @@ impl Worker {
                 *doubtful = false;
                 if let Counters::Threads(counters) = counters {
                     match counters.attach_new(&self.workload) {
-                        // Where nothing may be had for the moment, the next look tries again.
+                        // If resources are short now, the next check tries again.
                         Ok(()) | Err(PlatformError::Busy { .. }) => {}
                         Err(e) => self.state = State::Over(e),
                     }
                 }
             }
             (State::Counting { doubtful, .. }, Err(Refusal::Now(_))) if !*doubtful => *doubtful = true,
-            // The end of the counters takes the probes off, as soon as nobody has to be waited for.
+            // Dropping the counters detaches the probes, as soon as that blocks nobody.
             (State::Counting { .. }, Err(Refusal::Now(why))) => {
                 self.base = self.told;
                 self.torn = true;
@@ -303,14 +295,14 @@ impl Worker {
             (State::Over(_), _) => {}
         }
         if let State::Over(PlatformError::Busy { why, .. }) = &self.state {
-            // For whoever reads it, it has ended.
+            // For readers, the meter has vanished.
             self.state = State::Over(PlatformError::Vanished {
                 target: format!("{what}: {why}; it"),
             });
         }
     }
 
-    /// Writes down where breakpoints will be, and notes that some may be in.
+    /// Logs the places in the clean-up log, and notes that some may be inserted.
     fn owe(&self) -> Result<On, Refusal> {
         let places = self.plan.events.iter().filter_map(|event| match event {
             Counted::Uprobe {
@@ -365,7 +357,7 @@ impl Worker {
         };
         let counted = match counters {
             Counters::Threads(counters) => {
-                // Those that are new are counted after the next look.
+                // New processes are counted after the next check.
                 self.new |= counters.lacks(&self.workload);
                 counters.read_attached(&self.workload)?
             }
@@ -388,8 +380,8 @@ impl Worker {
                             self.state = State::Over(over.clone());
                             return Err(over);
                         }
-                        // It may be a child of the workload's whose parent has ended, in the moment before it executes another
-                        // program. Until that is known its hits are not told.
+                        // It may be an orphaned child of the workload before its exec. Until then, hits are not
+                        // reported.
                         return Err(PlatformError::Busy {
                             what: format!("meter {}", self.plan.id),
                             why: format!("process {pid} runs its program, too"),
@@ -402,7 +394,7 @@ impl Worker {
         let count = self.base + counted;
         self.told = count;
         if std::mem::take(&mut self.torn) {
-            // They went and came back since the last reading: this interval would lack what was done meanwhile.
+            // The probes were detached for a while, so this interval is incomplete.
             return Err(PlatformError::Busy {
                 what: format!("meter {}", self.plan.id),
                 why: "its probes were off for a moment".to_owned(),

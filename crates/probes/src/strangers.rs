@@ -1,16 +1,14 @@
-//! Whether somebody is on the machine who is not trusted with what breakpoints cost in the worst case.
+//! Finds untrusted users, who could exploit the worst case of breakpoints.
 //!
-//! While a breakpoint comes or goes nobody on the machine can fork, and who is in the middle of a fork then and does not get on can draw
-//! that out (docs/security.md): stuck in storage that does not answer, or without a CPU, which takes no more than a few threads that
-//! want the same one. So where no person asked for progress points they are used only as long as no other person is there, who may not
-//! become root.
+//! While a breakpoint comes or goes, nobody on the machine can fork. A user with a fork in progress can prolong that
+//! (docs/security.md): by storage without answer, or by a few threads that take its CPU. So unless a person asks for
+//! probe sites, they are used only while every user present may become root.
 //!
-//! Who logged in is told by the kernel: `loginuid` (audit) is set once by `sshd`, `login` or `cron` for the user whom they let in,
-//! stays with everything that is started from there, also through `su` and `sudo`, and is unset in what runs for the machine itself:
-//! its services, and containers that a daemon of root's started. But who lets somebody in need not set it (a small ssh server, a batch
-//! system, a service that starts shells). So where it is unset those count for whose number a process runs, if it is one that is given to
-//! people, or to a container with numbers of its own. They count beside the login as well: what an administrator starts by hand (a small
-//! ssh server, a batch system, containers) keeps the administrator's login, and runs for others.
+//! The kernel records the login: `sshd`, `login` or `cron` set `loginuid` (audit), and all descendants inherit it, also
+//! through `su` and `sudo`. It is unset for services and for containers of root's daemons. But small ssh servers, batch
+//! systems and services with shells need not set it. So the user id of a process counts too, if it is in the range for
+//! people or for containers with shifted ids. It counts in addition to a login, because what an administrator starts by
+//! hand keeps the administrator's login, but may run for others.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::bytes::{lines, number};
@@ -22,58 +20,53 @@ use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// All processes are looked at this often at most.
+/// Shortest interval of scans of all processes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// What was seen of a process holds for so long; it may still be on its way from `sshd` to a user before.
+/// Validity of a process's users. A younger process may still be on its way from `sshd` to a user.
 const HOLDS: Duration = Duration::from_secs(60);
-/// After they have gone it counts as before for so long: a trial is not to be begun and broken off with each login.
+/// The refusal lasts this long after they have gone, so that logins do not start and break off trials.
 const GONE_FOR: Duration = Duration::from_secs(300);
-/// More processes than this are not looked at.
 const PROCESSES_MAX: usize = 32 * 1024;
-/// More than this of a file of users is not read (bytes).
+/// Most bytes read of passwd or group.
 const FILE_MAX: u64 = 1 << 20;
-/// `loginuid` of what nobody logged in for.
+/// `loginuid` without a login.
 const UNSET: u32 = u32::MAX;
-/// Numbers that are given to people (`UID_MIN` and `UID_MAX` in login.defs(5), and behind them those of systemd-homed); the rest of the
-/// first 65,536 is that of services which systemd gives a number for as long as they run, and of nobody.
+/// User ids of people: `UID_MIN` and `UID_MAX` in login.defs(5), followed by those of systemd-homed. The others below
+/// 65,536 belong to services, systemd's dynamic users, and nobody.
 const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_513;
-/// From here on they are of containers that have numbers of their own.
+/// First user id of containers with shifted ids.
 const SHIFTED_FROM: u32 = 65_536;
-/// Whose members may become root.
+/// Groups whose members may become root.
 const OF_ADMINISTRATORS: [&[u8]; 3] = [b"sudo", b"wheel", b"admin"];
 
-/// A process, as it was seen.
 struct Known {
-    /// Of its directory: another one is another process.
+    /// Inode of its directory: another inode means another process.
     inode: u64,
     first: Instant,
     read: Instant,
     users: Users,
 }
 
-/// For whom a process runs, if that is a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum User {
-    /// By number.
     Is(u32),
-    /// It could not be told.
     Untold,
 }
 
-/// The persons for whom a process runs: who logged in, and whose number it has.
+/// The persons for whom a process runs: by login, and by user id.
 type Users = [Option<User>; 2];
 
-/// Watches over it.
+/// Watches for untrusted users.
 #[derive(Default)]
 pub(crate) struct Strangers {
     known: BTreeMap<i32, Known>,
     looked: Option<Instant>,
-    /// Who was seen last, and when.
+    /// Time and description of the last untrusted user.
     last: Option<(Instant, String)>,
 }
 
 impl Strangers {
-    /// Why progress points are not to be used unless a person asks for them.
+    /// Why probe sites are not used without a request.
     pub(crate) fn why_not(&mut self, root: &Root, now: Instant) -> Option<String> {
         let is_due = self
             .looked
@@ -102,7 +95,7 @@ impl Strangers {
         ))
     }
 
-    /// Who is there now.
+    /// The untrusted user present now, if any.
     fn look(&mut self, root: &Root, now: Instant) -> io::Result<Option<String>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(root.path("/proc"))? {
@@ -113,7 +106,7 @@ impl Strangers {
                 .and_then(|name| name.parse::<i32>().ok());
             entries.extend(pid.map(|pid| (pid, entry)));
             if entries.len() > PROCESSES_MAX {
-                // Before any of them is looked at.
+                // Before any is read.
                 return Err(io::Error::other("more processes than are looked at"));
             }
         }
@@ -150,12 +143,12 @@ impl Strangers {
     }
 }
 
-/// It may not have got its user yet.
+/// Its user may change yet.
 fn is_young(known: &Known) -> bool {
     known.read.saturating_duration_since(known.first) < HOLDS
 }
 
-/// The first of these who is not trusted.
+/// The first untrusted user.
 fn stranger(users: &BTreeSet<User>, administrators: &BTreeSet<u32>) -> Option<User> {
     users.iter().copied().find(|user| match user {
         User::Is(user) => !administrators.contains(user),
@@ -163,12 +156,11 @@ fn stranger(users: &BTreeSet<User>, administrators: &BTreeSet<u32>) -> Option<Us
     })
 }
 
-/// For whom a process runs.
 fn users_of(process: &Path) -> Users {
     [login_of(process), owner_of(process)]
 }
 
-/// The person from whose login a process was started; `None`: root, or nobody noted one, or it has ended.
+/// The login from which a process was started. `None`: root, none, or the process ended.
 fn login_of(process: &Path) -> Option<User> {
     match fs::read(process.join("loginuid")) {
         Ok(text) => match number(text.trim_ascii()).and_then(|user| u32::try_from(user).ok()) {
@@ -176,14 +168,13 @@ fn login_of(process: &Path) -> Option<User> {
             Some(user) => Some(User::Is(user)),
             None => Some(User::Untold),
         },
-        // A kernel without audit, or it has ended.
+        // A kernel without audit, or an ended process.
         Err(e) if is_gone(&e) => None,
         Err(_) => Some(User::Untold),
     }
 }
 
-/// The person whose number a process runs under. Not the owner of its directory, which is root's where a process says that it may not be
-/// dumped.
+/// The user id of a process. The owner of its directory would be root for a process that is not dumpable.
 fn owner_of(process: &Path) -> Option<User> {
     match fs::read(process.join("status")) {
         Ok(text) => user_ids(&String::from_utf8_lossy(&text))
@@ -203,7 +194,7 @@ fn is_person(user: u32) -> bool {
     PEOPLE.contains(&user) || user >= SHIFTED_FROM
 }
 
-/// The users who may become root, by these files (passwd(5), group(5)).
+/// The users who may become root, by passwd(5) and group(5).
 fn administrators(passwd: &[u8], group: &[u8]) -> BTreeSet<u32> {
     let (mut groups, mut names) = (BTreeSet::new(), BTreeSet::new());
     for line in lines(group) {
@@ -221,7 +212,6 @@ fn administrators(passwd: &[u8], group: &[u8]) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Name, number and group of each user.
 fn users(passwd: &[u8]) -> impl Iterator<Item = (&[u8], u32, &[u8])> {
     lines(passwd).filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -241,7 +231,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     fs::File::open(path)?.take(FILE_MAX + 1).read_to_end(&mut text)?;
     if text.len() as u64 > FILE_MAX {
-        // Of a file that is cut nobody is known.
+        // A truncated file proves nothing about anybody.
         return Err(io::Error::other("larger than a file of users is"));
     }
     Ok(text)

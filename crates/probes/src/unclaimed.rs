@@ -1,4 +1,4 @@
-//! Configured meters that no kind knows: a spelling mistake gets an answer instead of silence.
+//! Reports configured meters that no kind knows, such as spelling mistakes.
 
 use crate::uprobe;
 use homeostat_kernel::Root;
@@ -7,7 +7,7 @@ use homeostat_meters::{Meter, MeterKind, MeterSettings, prometheus};
 use homeostat_model::{MeterCandidate, MeterClass, MeterId, Workload};
 use homeostat_platform::PlatformError;
 
-/// The kind.
+/// The meter kind.
 pub struct Unclaimed(MeterSettings);
 
 impl Unclaimed {

@@ -1,18 +1,16 @@
-//! Executions of a function (`uprobe:BINARY:SYMBOL`) or static probe (`usdt:BINARY:PROVIDER:NAME`), counted in
-//! the kernel. The kernel removes the probes when homeostat ends, however it ends.
+//! Counts executions of a function (`uprobe:BINARY:SYMBOL`) or static probe (`usdt:BINARY:PROVIDER:NAME`) in the
+//! kernel, which removes the probes whenever homeostat exits.
 //!
-//! Where it can count many places at once (Linux 6.10, or a stable one of then) that is done by BPF ([`functions`](crate::functions)),
-//! of each process or of everybody who runs the file: and where it would cost too much, in turns. Else it is done all the time
-//! through the perf uprobe event source ([`probing`](crate::probing)), whose counters take 75 to 95 ms each to close. There are two
-//! ways to do that, because a forked process is not covered by its parent's counter:
-//! * one counter per thread, for workloads of few threads;
-//! * one counter per CPU, which counts every process that runs the file: only when no process outside the
-//!   workload runs it. That is checked at the opening and again and again.
+//! Where many places can be counted at once (Linux 6.10, or a stable kernel of that time), BPF counts
+//! ([`functions`](crate::functions)), sampled if needed. Otherwise perf's uprobe event source counts continuously
+//! ([`probing`](crate::probing)), and closing a counter takes 75 to 95 ms. A parent's perf counter does not cover a
+//! forked process, so there are two ways:
+//! * One counter per thread, for workloads of few threads.
+//! * One counter per CPU, for every process that runs the file. Repeated checks ensure that only the workload does.
 //!
-//! A probe is put on and taken off by a thread of its own, and only when that holds up nobody ([`concern`](crate::concern)). In a function that is known nothing is counted while others have the file mapped; in one that a
-//! person names, others are looked at like the workload.
-//!
-//! Whether the place is reached at all (a function may be inlined) is judged from the readings.
+//! A separate thread attaches and detaches, when the safety checks show that this blocks nobody
+//! ([`concern`](crate::concern)). A known function is not counted while others have the file mapped. For a named one,
+//! others are checked like the workload. Readings show whether the place is reached at all (a function may be inlined).
 
 use crate::concern::census::Census;
 use crate::concern::threads::has_shadow_stack;
@@ -39,30 +37,29 @@ use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Cost of one hit on an instruction that the kernel emulates, and on one that it steps through (measured in loops on a virtual
-/// machine: 0.76 to 0.82 µs and 9.5 to 9.7 µs). In a program whose caches hold other things it is more: PostgreSQL's CPU time for a
-/// query was 3.5 to 4.2 % higher where 1 µs a hit would have made 3.07 %. With many threads at once it is taken for more ([`crowd`](crate::crowd)).
+/// Cost of a hit on an emulated instruction, and on a single-stepped one. Measured in loops on a virtual machine: 0.76
+/// to 0.82 µs and 9.5 to 9.7 µs. With other data in the caches it is more: PostgreSQL's CPU time per query rose by 3.5
+/// to 4.2 %, where 1 µs a hit would be 3.07 %. Many threads at once raise it further ([`crowd`](crate::crowd)).
 const COST_EMULATED: Nanoseconds = Nanoseconds(1_300);
-/// The dear kind.
+/// Cost on a single-stepped instruction.
 const COST_STEPPED: Nanoseconds = Nanoseconds(10_000);
-/// Most counters when each thread has its own.
+/// Most counters with one per thread.
 const LIMITS: Limits = Limits {
     counters: 32,
     attach: 2,
 };
-/// Most counters when each CPU has its own.
+/// Most counters with one per CPU.
 const CPU_COUNTERS_MAX: usize = 1024;
-/// Most processes looked at in that.
+/// Most processes scanned for that.
 const SCAN_MAX: usize = 100_000;
-/// Most answers kept about files.
+/// Most cached answers about files.
 const CACHE_MAX: usize = 256;
 
-/// Whether an id is one of this kind.
 pub(super) fn is_mine(id: &str) -> bool {
     id.starts_with("uprobe:") || id.starts_with("usdt:")
 }
 
-/// Whether two ids name one place: the same function or probe of one file, by whichever of its names.
+/// Whether two ids name the same function or probe of one file, by any of its names.
 fn is_same_place(root: &Root, workload: &Workload, a: &str, b: &str) -> bool {
     if a == b {
         return true;
@@ -77,7 +74,7 @@ fn is_same_place(root: &Root, workload: &Workload, a: &str, b: &str) -> bool {
     a.place() == b.place() && file(&a).is_some_and(|it| file(&b) == Some(it))
 }
 
-/// What an id asks for.
+/// The place that an id names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
     Function {
@@ -132,7 +129,7 @@ impl Wanted {
         }
     }
 
-    /// What is asked for, whatever file it is in: provider and name.
+    /// Provider and name, without the file.
     fn place(&self) -> (Option<&str>, &str) {
         match self {
             Self::Function { symbol, .. } => (None, symbol),
@@ -148,14 +145,14 @@ impl Wanted {
     }
 }
 
-/// Answers about files: reading the symbols of a large one takes tens of milliseconds.
+/// Answers about files. Reading the symbols of a large file takes tens of milliseconds.
 type Cache = BTreeMap<(FileState, elf::Wanted), Result<Found, ElfError>>;
 
-/// The kind.
+/// The meter kind.
 pub struct Uprobe {
     settings: MeterSettings,
     cache: Cache,
-    /// Whether this kernel and this user can count by BPF, once tried.
+    /// Whether this kernel and user can count by BPF, once tried.
     by_bpf: Option<bool>,
 }
 
@@ -168,7 +165,7 @@ impl Uprobe {
         }
     }
 
-    /// Whether many places can be counted at once, and by process. A lack of memory or descriptors passes, and is not remembered.
+    /// Whether many places can be counted at once, and per process. A passing failure is not remembered.
     fn by_bpf(&mut self) -> bool {
         if let Some(known) = self.by_bpf {
             return known;
@@ -180,14 +177,14 @@ impl Uprobe {
         found.is_ok()
     }
 
-    /// Looks into a file, or remembers.
+    /// Looks a place up in a file, with a cache.
     fn look(&mut self, binary: &Binary, wanted: elf::Wanted) -> Result<Found, ElfError> {
         let key = (binary.state, wanted);
         if let Some(answer) = self.cache.get(&key) {
             return answer.clone();
         }
         let answer = binary.file.find(&key.1);
-        // A file that could not be looked into now is looked into at the next question.
+        // A file that is unreadable now is retried next time.
         if matches!(answer, Err(ElfError::Unreadable(_))) {
             return answer;
         }
@@ -218,7 +215,7 @@ impl Uprobe {
         let (id, checked) = match found {
             Ok((symbol, sites, binary)) => {
                 let id = match point.place {
-                    // The mangled name: what was found is what will be opened.
+                    // The mangled name, because that is what will be opened.
                     Place::FunctionContaining(_) => format!("uprobe:{name}:{symbol}"),
                     Place::Function(_) | Place::StaticProbe(..) => plain,
                 };
@@ -237,7 +234,7 @@ impl Uprobe {
         self.lagging(workload, candidate)
     }
 
-    /// With how long what it tells may be of before, where it may be counted in turns.
+    /// Adds to the candidate how old a reading may be, where counting may be sampled.
     fn lagging(&mut self, workload: &Workload, candidate: MeterCandidate) -> MeterCandidate {
         let coming_and_going = coming_and_going(workload);
         if coming_and_going == 0.0 || !self.by_bpf() {
@@ -300,7 +297,7 @@ impl MeterKind for Uprobe {
         }
         for point in known_points().iter().filter(|p| is_program(workload, p.programs)) {
             let known = self.known(root, workload, point);
-            // What a person names may do more, but what it counts is known all the same, where the person does not say it.
+            // A person's name for the place wins, but the known unit applies where the person gives none.
             let same = found
                 .iter()
                 .position(|c| is_same_place(root, workload, c.id.as_str(), known.id.as_str()));
@@ -389,7 +386,7 @@ impl MeterKind for Uprobe {
     }
 }
 
-/// Whether, by the last look at all processes, nobody else has the file mapped. Before it is opened it is looked anew.
+/// Whether nobody else has the file mapped, by the last process map scan. Opening the meter scans again.
 fn alone(workload: &Workload, binary: &Binary) -> Result<(), String> {
     let Some(census) = Census::last() else {
         return Ok(());
@@ -427,8 +424,7 @@ fn cost(sites: &[Site], crowd: Crowd) -> Nanoseconds {
     Nanoseconds::from_secs_f64(alone.as_secs_f64() * crowd.beyond_few())
 }
 
-/// Whether a place is a call, and a process has a shadow stack: the kernel acts a call out without writing that, and the
-/// return would end the process.
+/// Whether a site is a call and a process has a shadow stack, which the emulated call skips: the return would kill it.
 fn shadowed(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -> Result<(), String> {
     let call = |site: &Site| {
         let code = binary.file.bytes(site.offset);
@@ -450,7 +446,7 @@ fn shadowed(root: &Root, workload: &Workload, binary: &Binary, sites: &[Site]) -
     }
 }
 
-/// Whether the kernel would put more than a breakpoint at a place.
+/// Whether the kernel would write more than a breakpoint at a site.
 fn replaced(binary: &Binary, sites: &[Site]) -> Result<(), String> {
     let code = |site: &Site| binary.file.bytes(site.offset);
     if sites.iter().filter_map(code).any(|code| is_replaced(&code)) {
@@ -474,7 +470,6 @@ pub(super) fn source(root: &Root) -> Result<u32, String> {
         .ok_or_else(|| "the kernel has no uprobe event source; it needs CONFIG_UPROBE_EVENTS".to_owned())
 }
 
-/// How to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Threads,
@@ -496,7 +491,7 @@ impl Way {
         if few && single && threads <= cpus.max(4) {
             return Ok(Self::Threads);
         }
-        // Where one file is shown as several, who else runs it cannot be told.
+        // On a layered file system, other users of the file are unknown.
         let whole = binary.is_main && !binary.file.is_layered();
         let stranger = if whole {
             stranger_of(root, workload, binary.file.identity())
@@ -533,7 +528,7 @@ pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) ->
         .find(|pid| {
             let dir = rustix::fs::openat(&proc, pid.to_string(), flags, rustix::fs::Mode::empty());
             dir.is_ok_and(|dir| executable_at(dir) == Some(file))
-            // A process that this workload has just forked belongs to it, though no scan has seen it yet.
+            // A process just forked by the workload belongs to it, though no scan has seen it yet.
             && parent(&proc, *pid).is_none_or(|p| own.binary_search(&p).is_err())
         })
 }
@@ -542,9 +537,8 @@ pub(super) fn stranger_of(root: &Root, workload: &Workload, file: (u64, u64)) ->
 struct Binary {
     file: Arc<CodeFile>,
     state: FileState,
-    /// A piece of it that the workload has mapped.
+    /// Part of the file that the workload has mapped.
     mapping: Mapping,
-    /// The main executable, not a library.
     is_main: bool,
 }
 
@@ -577,14 +571,14 @@ impl Binary {
         Err(why)
     }
 
-    /// The main executable, even when its file was removed since.
+    /// The main executable, even if its file was removed.
     fn main(root: &Root, workload: &Workload) -> Result<Self, String> {
         let process = Self::process(root, workload)?;
         let file = CodeFile::executable(root, process)?;
         Ok(Self::new(file, own_code(root, process)?, true))
     }
 
-    /// What a path leads to that is a link.
+    /// Target of a path that is a link.
     fn behind(root: &Root, process: ProcessId, name: &str) -> Option<String> {
         if !root.is_live() || !name.starts_with('/') {
             return None;
@@ -615,8 +609,8 @@ impl Binary {
         let mapping = if let Some(named) = named {
             named.clone()
         } else {
-            // The path that people know may be a link: Debian's redis-server is one to redis-check-rdb. It is looked up where homeostat
-            // runs, and only names what the process has mapped, which is opened through the process.
+            // A well-known path may be a link: Debian's redis-server links to redis-check-rdb. It is resolved where
+            // homeostat runs, but only selects a mapping, which is opened through the process.
             let behind = Self::behind(root, process, name);
             if behind.as_deref() == Some(executable) {
                 return Self::main(root, workload);

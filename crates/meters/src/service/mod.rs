@@ -1,6 +1,6 @@
-//! What helper processes do for meters: the opener opens what a workload publishes, the speaker parses it.
+//! Services of helper processes for meters: the opener opens what a workload publishes, and the speaker parses it.
 //!
-//! To have something else done in a helper: what needs a privilege is an [`opener::Ask`], the rest a [`speaker::Request`].
+//! To add a service: a request that needs a privilege is an [`opener::Ask`], any other a [`speaker::Request`].
 
 pub mod opener;
 pub mod speaker;
@@ -16,7 +16,7 @@ static SERVICE: Service = Service {
     speak: speaker::serve,
 };
 
-/// Starts the mother of helpers. To be called while this program has one thread and no lock; without it the first use does it.
+/// Starts the parent of the helpers, while this program has one thread and no lock. Otherwise the first use does.
 pub fn start() {
     homeostat_helper::start(&SERVICE);
 }
@@ -24,12 +24,12 @@ pub fn start() {
 /// Asks the helper of a domain.
 ///
 /// # Errors
-/// `Busy`: the domain cannot be read now.
+/// `Busy`: the domain cannot be asked now.
 pub fn call(domain: Domain, request: &Request) -> Result<Reply, PlatformError> {
     homeostat_helper::call(&SERVICE, domain, request)
 }
 
-/// Asks a helper that is made for this one question, for so long. Nobody else waits meanwhile, and the meters of the domain go on. A
+/// Asks a separate helper, made for this question, within this time. Other callers and the domain's meters go on. A
 /// descriptor may come with the reply.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub fn call_apart(
     homeostat_helper::call_apart(&SERVICE, domain, request, patience)
 }
 
-/// Tells the helper of a domain something, if there is one.
+/// Sends a message to the helper of a domain, if there is one.
 pub fn tell(domain: Domain, request: &Request) {
     homeostat_helper::tell(domain, request);
 }

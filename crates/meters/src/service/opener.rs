@@ -1,6 +1,5 @@
-//! The part of a helper that opens: it finds, checks and opens for its speaker, and has the privileges for that.
-//!
-//! It serves the processes of its own domain only, whatever its speaker asks for.
+//! The opener of a helper: finds, checks and opens files for its speaker, and has the privileges for that. It serves
+//! only processes of its own domain, whatever the speaker requests.
 
 use crate::connection::{Deadline, Endpoint, NotConnected};
 use crate::listeners::Listeners;
@@ -21,101 +20,81 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a speaker asks for.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// The progress file of a process.
     Progress {
-        /// Where the machine's files are.
         root: PathBuf,
-        /// The directory, as the process sees it.
+        /// As the process sees it.
         directory: PathBuf,
-        /// Whose.
         process: ProcessId,
     },
-    /// Whether a process runs still.
+    /// Whether a process still runs.
     Living {
-        /// Where the machine's files are.
+        /// Root of the machine's files.
         root: PathBuf,
-        /// Which.
         process: ProcessId,
     },
-    /// What a process listens on.
+    /// The listening sockets of a process.
     Listeners {
-        /// Where the machine's files are.
+        /// Root of the machine's files.
         root: PathBuf,
-        /// Which.
         process: ProcessId,
     },
     /// A connection to a server of a process.
     Connect {
-        /// Where the machine's files are.
         root: PathBuf,
-        /// Whose.
         process: ProcessId,
-        /// Where it listens.
         endpoint: Endpoint,
-        /// How long that may take.
         within: Duration,
     },
     /// The password for the server of a process.
     Password {
-        /// Where the machine's files are.
         root: PathBuf,
-        /// Whose server.
         process: ProcessId,
-        /// The file that a person has named.
+        /// The file that a person named.
         file: PathBuf,
     },
-    /// A connection to an address that a person has named.
+    /// A connection to an address that a person named.
     Dial {
-        /// The address.
         address: SocketAddr,
-        /// How long that may take.
+        /// Time limit.
         within: Duration,
     },
     /// A file with code of a process.
     Code {
-        /// Where the machine's files are.
+        /// Root of the machine's files.
         root: PathBuf,
-        /// Whose.
         process: ProcessId,
-        /// Which.
         which: code_file::Which,
     },
-    /// What a path leads to where homeostat runs, for a process that may run it.
+    /// Resolves a path where homeostat runs, for a process that may run it.
     Behind(PathBuf, ProcessId),
-    /// The machine's list of names.
+    /// The machine's hosts(5) file.
     Hosts {
-        /// Where the machine's files are.
+        /// Root of the machine's files.
         root: PathBuf,
     },
 }
 
-/// What was asked for; a descriptor may come with it.
+/// The reply, perhaps with a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Got {
-    /// The progress file, and the number of the process in its own namespace.
+    /// The progress file, and the process id in its own namespace.
     Progress(Option<u32>),
-    /// The file comes with it.
     Code,
-    /// See [`Ask::Behind`].
     Behind(Option<String>),
-    /// It lives.
     Living,
-    /// What it listens on.
     Listeners(Listeners),
-    /// The connection, or why there is none.
     Connected(Result<(), NotConnected>),
-    /// The file, or why its password is told to nobody.
+    /// The file, or why the password is withheld.
     Password(Result<(), String>),
-    /// The file.
     Hosts,
 }
 
 type Answer = Result<Got, PlatformError>;
 
-/// What this process asks by, if it is a speaker.
+/// The line to the opener, in a speaker.
 struct Link(Line);
 
 thread_local! {
@@ -124,22 +103,22 @@ thread_local! {
     static HOME: RefCell<Option<OwnedFd>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread asks by that line.
+/// Sets this thread's line to the opener.
 pub(super) fn link(line: Line) {
     LINK.set(Some(Link(line)));
 }
 
-/// Asks the opener, and waits as long as it takes: the daemon bounds the wait, and kills both where an answer does not come.
+/// Asks the opener without a time limit. The daemon limits the wait, and kills both processes if no answer comes.
 ///
 /// # Errors
-/// Its own; `Busy` when it has broken off. In a process that is no helper everything is `Unsupported`.
+/// The opener's own. `Busy`: the line broke. `Unsupported`: this process is no helper.
 pub(crate) fn ask(what: &Ask) -> Result<(Got, Option<OwnedFd>), PlatformError> {
     LINK.with_borrow(|link| match link {
         Some(link) => {
             let (answer, descriptors) = link.exchange(what).map_err(broke_off)?;
             Ok((answer?, descriptors.into_iter().next()))
         }
-        // A test of what helpers do, in one process.
+        // A test of helpers, in one process.
         None if cfg!(test) => perform(what),
         None => Err(PlatformError::Unsupported {
             what: "opening what a workload publishes".to_owned(),
@@ -162,7 +141,6 @@ impl Link {
     }
 }
 
-/// Serves a speaker, until that ends.
 pub(super) fn serve(line: &Line, domain: Domain) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     HOME.set(Some(rustix::fs::open("/proc/self/ns/net", flags, Mode::empty())?));
@@ -179,7 +157,7 @@ pub(super) fn serve(line: &Line, domain: Domain) -> Result<(), Errno> {
     }
 }
 
-/// Whether the process is one of the domain's.
+/// Checks that the process belongs to the domain.
 fn check(what: &Ask, domain: Domain) -> Result<(), PlatformError> {
     let (root, process) = match what {
         Ask::Progress { root, process, .. }
@@ -189,7 +167,7 @@ fn check(what: &Ask, domain: Domain) -> Result<(), PlatformError> {
         | Ask::Password { root, process, .. }
         | Ask::Code { root, process, .. } => (Root::new(root), *process),
         Ask::Behind(_, process) => (Root::default(), *process),
-        // What only a person names.
+        // Only a person names these.
         Ask::Dial { .. } | Ask::Hosts { .. } => return Ok(()),
     };
     let whose = Domain::of_directory(&root, &open_process(&root, process)?, process)?;
@@ -273,23 +251,22 @@ fn perform(what: &Ask) -> Result<(Got, Option<OwnedFd>), PlatformError> {
     })
 }
 
-/// Makes sure that a process runs still, by the opener: see [`homeostat_kernel::process::living`].
+/// Checks through the opener that a process still runs: see [`homeostat_kernel::process::living`].
 pub(crate) fn living(root: &Root, process: ProcessId) -> Result<(), PlatformError> {
     let root = root.as_path().to_owned();
     ask(&Ask::Living { root, process }).map(|_| ())
 }
 
-/// Whether a process runs still. One that cannot be looked at for a moment is taken to.
+/// Whether a process still runs. True if it is unreadable for a moment.
 pub(crate) fn lives(root: &Root, process: ProcessId) -> bool {
     !matches!(living(root, process), Err(PlatformError::Vanished { .. }))
 }
 
-/// Whether this process is an opener.
 pub(crate) fn is_here() -> bool {
     HOME.with_borrow(Option::is_some)
 }
 
-/// Enters a network namespace, makes something there, and comes back.
+/// Enters a network namespace, runs an operation there, and returns.
 pub(crate) fn visit<T>(
     there: &OwnedFd,
     make: impl FnOnce() -> Result<T, Errno>,
@@ -301,7 +278,7 @@ pub(crate) fn visit<T>(
         enter(there).map_err(network::Fault::Entering)?;
         let made = make();
         if enter(home).is_err() {
-            // What it connected to from now on would be another's.
+            // Later connections would be made in the wrong network.
             exit_now(1);
         }
         made.map_err(network::Fault::Making)

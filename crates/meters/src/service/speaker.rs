@@ -1,4 +1,4 @@
-//! The part of a helper that speaks: it holds the meters, parses what they read, and has no privilege.
+//! The speaker of a helper: holds the meters, parses what they read, and has no privilege.
 
 use crate::service::opener;
 use crate::service::opener::{Ask, Got};
@@ -13,50 +13,50 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-/// What the daemon asks for.
+/// A request of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Which meters of a kind could count a workload's work.
+    /// Finds the meters of a kind for a workload.
     Find(Place),
-    /// Reads a meter, and opens it first where it is not open here.
+    /// Reads a meter, and opens it first if needed.
     Read(u64, Place, MeterId),
-    /// A workload has these processes only.
+    /// Reports the present processes of a workload.
     Forget(u64, Workload),
-    /// A meter is not needed any more.
+    /// Closes a meter.
     Close(u64),
-    /// A file with code of a process, or what is in it.
+    /// Opens a file with code of a process, or queries it.
     Code(code_file::Asked),
-    /// What a path leads to where homeostat runs, for a process that may run it.
+    /// Resolves a path where homeostat runs, for a process that may run it.
     Behind(PathBuf, ProcessId),
 }
 
-/// A kind of meter, and the workload that it is asked about.
+/// A meter kind, and a workload for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Place {
-    /// Which kind.
+    /// The kind.
     pub kind: remote::Kind,
-    /// Where the machine's files are.
+    /// Root of the machine's files.
     pub root: PathBuf,
-    /// What a person says of meters.
+    /// Meter configuration.
     pub settings: MeterSettings,
-    /// Whose.
+    /// The workload.
     pub workload: Workload,
 }
 
-/// What it is answered.
+/// Reply to a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// To [`Request::Find`].
     Found(Vec<MeterCandidate>),
     /// To [`Request::Read`].
     Count(Result<f64, PlatformError>),
-    /// To [`Request::Code`]; the file comes with it where that was wanted.
+    /// To [`Request::Code`], with the file if it was requested.
     Code(Result<code_file::Answered, PlatformError>),
     /// To [`Request::Behind`].
     Behind(Option<String>),
 }
 
-/// Serves the daemon, until that ends.
+/// Serves the daemon until it ends.
 pub(super) fn serve(line: &Line, to_opener: Line) -> Result<(), Errno> {
     opener::link(to_opener);
     let mut meters: BTreeMap<u64, Box<dyn Meter>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Counts in windows, and how they vary against each other.
+//! Counts per window, and how they vary against each other.
 
 /// Mean and standard deviation.
 pub(super) fn moments(values: &[f64]) -> (f64, f64) {
@@ -11,7 +11,6 @@ pub(super) fn moments(values: &[f64]) -> (f64, f64) {
     (mean, (squares / (n - 1.0)).sqrt())
 }
 
-/// A count for each window, with the work that it stands for.
 pub(super) struct Series(pub(super) Vec<f64>);
 
 impl Series {
@@ -19,7 +18,7 @@ impl Series {
         moments(&self.0).0
     }
 
-    /// Logarithms of the ratio to another series, window by window; `None` when one of them was silent in a window.
+    /// Logarithms of the ratio to another series, per window. `None`: one of the two was zero in a window.
     pub(super) fn ratios(&self, other: &[f64]) -> Option<Vec<f64>> {
         self.0
             .iter()
@@ -28,13 +27,13 @@ impl Series {
             .collect()
     }
 
-    /// What rounding to whole counts at the edges of the windows adds to the variation; windows may be of different lengths.
+    /// Variation added by rounding to whole counts at the edges of the windows, which may differ in length.
     pub(super) fn rounding(&self) -> f64 {
         let squares: f64 = self.0.iter().map(|count| count.max(0.5).powi(-2)).sum();
         0.5 * (squares / self.0.len().max(1) as f64).sqrt()
     }
 
-    /// How much the ratio to another series varies beyond rounding: infinite when one of them was silent.
+    /// Variation of the ratio to another series beyond rounding. Infinite where one of the two was zero.
     pub(super) fn variation(&self, other: &Self) -> f64 {
         let Some(ratios) = self.ratios(&other.0) else {
             return f64::INFINITY;

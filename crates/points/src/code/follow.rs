@@ -1,9 +1,9 @@
-//! Following the code of a function from its start, and from where it was seen at work.
+//! Follows the code of a function from its start, and from addresses at which execution was sampled.
 
 use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use std::collections::BTreeSet;
 
-/// One instruction, by its place in the function.
+/// One instruction, identified by its offset in the function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) at: u32,
@@ -11,11 +11,11 @@ pub(super) struct Step {
     pub(super) flow: Flow,
     /// Target of a jump within the function.
     pub(super) to: Option<u32>,
-    /// It says itself that jumps to addresses which only running tells may lead to it (`endbr64`).
+    /// Marked as a target of indirect jumps (`endbr64`).
     pub(super) lands: bool,
-    /// Nothing leads to it but that the program was seen at work there or before it.
+    /// Reached only from a sampled address, at or before this instruction.
     pub(super) seen: bool,
-    /// Whether it is offered: counting it is cheap, as far as anything is there.
+    /// The instruction is offered: a probe on it is cheap, as far as the bytes are present.
     pub(super) cheap: bool,
 }
 
@@ -27,50 +27,42 @@ impl Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Goes on.
     On,
-    /// Jumps, or goes on.
     Branch,
-    /// Jumps to a known place.
+    /// Jump to a fixed address.
     Jump,
-    /// Calls a function that is known to be one, or one that only running tells.
+    /// Call of a known function, or an indirect call.
     Call,
-    /// Calls a place that is not known to be a function.
+    /// Call of an address that is not known to be a function.
     Step,
-    /// Jumps to where only running tells: through a table, or out of the function.
+    /// Indirect jump: through a table, or out of the function.
     Somewhere,
-    /// Returns, or ends.
     Away,
 }
 
-/// Follows the code of one function.
 struct Follower<'a> {
     start: u64,
     code: &'a [u8],
-    /// Whether a function begins at an address: a call of one comes back, as far as anybody knows; a call of another place may
-    /// step over data.
+    /// Whether a function begins at an address. Its call is assumed to return. Other calls may step over data.
     begins: &'a dyn Fn(u64) -> bool,
-    /// Whether an instruction with these bytes is offered.
     cheap: &'a dyn Fn(&[u8]) -> bool,
-    /// What stands behind a call is followed after all else, and left out where it is no code.
+    /// Code behind a call is followed last, and dropped where it is not code.
     calls_may_end: bool,
-    /// What stands behind calls and was not followed yet.
     behind_calls: BTreeSet<u32>,
-    /// Instructions that may still be followed.
+    /// Budget of instructions that may still be followed.
     left: usize,
-    /// For each byte: 0 not reached, 1 an instruction begins, 2 within one.
+    /// For each byte: 0 not reached, 1 start of an instruction, 2 inside an instruction.
     reached: Vec<u8>,
     steps: Vec<Step>,
 }
 
 impl Follower<'_> {
-    /// Everything that can be reached from a place at which an instruction begins. `None`: it contradicts what was reached before,
-    /// or leads to bytes that are no instruction.
+    /// Follows all code reachable from an address. `None`: a contradiction to reached code, or invalid bytes.
     fn follow(&mut self, from: u32) -> Option<()> {
         let mut ways = vec![from];
         while let Some(at) = ways.pop() {
             let Some(mark) = self.reached.get(at as usize) else {
-                // Behind the end: the last call of a function may never come back.
+                // Behind the end: the last call of a function may never return.
                 continue;
             };
             match mark {
@@ -105,13 +97,13 @@ impl Follower<'_> {
         Some(())
     }
 
-    /// Follows what stands behind calls, of which nobody knows whether they come back. One that does not is the last instruction of its
-    /// piece, and behind it are tables: what contradicts the rest is taken back.
+    /// Follows the code behind calls. After a call that does not return, tables may follow, so contradictions are taken
+    /// back.
     fn follow_behind_calls(&mut self) {
-        // Some four times as many as there are: who is led on and on, and taken back each time, is kept busy on purpose.
+        // About four times the number of instructions. Only a hostile program exceeds it by repeated contradictions.
         self.left = self.code.len();
         let mut places = std::mem::take(&mut self.behind_calls);
-        // What the code that was seen goes on with before what that leads to.
+        // Code behind sampled code comes before the code that it leads to.
         let mut then = BTreeSet::new();
         while let Some(place) = places.pop_first() {
             let known = self.steps.len();
@@ -134,7 +126,7 @@ impl Follower<'_> {
         }
     }
 
-    /// `None`: no instruction begins there. `Some(None)`: the bytes end before it does, where they may be cut anywhere.
+    /// `None`: no instruction begins there. `Some(None)`: the buffer ends inside the instruction.
     fn step(&self, at: u32) -> Option<Option<Step>> {
         let bytes = self.code.get(at as usize..)?;
         let address = self.start.checked_add(u64::from(at))?;
@@ -165,8 +157,9 @@ impl Follower<'_> {
     }
 }
 
-/// The instructions of a function that its entry leads to, if that is known, and the places at which it was seen at work, ascending. `begins`: whether
-/// a function begins at an address; `cheap`: whether an instruction is offered. Without an entry nobody knows either which calls come back. `None`: two ways contradict each other, or lead to bytes that are no instruction.
+/// The reachable instructions of a function, ascending, from its known entry and the sampled addresses. `begins`:
+/// whether a function begins at an address. `cheap`: whether an instruction is offered. Without an entry it is unknown
+/// which calls return. `None`: two paths contradict each other, or lead to invalid bytes.
 pub(super) fn steps(
     start: u64,
     code: &[u8],
@@ -191,7 +184,7 @@ pub(super) fn steps(
     }
     let from_start = follower.steps.len();
     for address in seen {
-        // What lies in another function is not ours to follow.
+        // Code in another function is not followed.
         if let Some(place) = address.checked_sub(start).and_then(|at| u32::try_from(at).ok()) {
             follower.follow(place)?;
         }
@@ -205,7 +198,6 @@ pub(super) fn steps(
     Some(steps)
 }
 
-/// How an instruction goes on, and the target of a jump or call that is written in it.
 fn flow(instruction: &Instruction) -> (Flow, Option<u64>) {
     let target = match instruction.op0_kind() {
         OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64 => {
@@ -218,7 +210,7 @@ fn flow(instruction: &Instruction) -> (Flow, Option<u64>) {
         FlowControl::UnconditionalBranch => Flow::Jump,
         FlowControl::IndirectBranch => Flow::Somewhere,
         FlowControl::Return | FlowControl::Exception | FlowControl::Interrupt => Flow::Away,
-        // `syscall` and its like are calls to the decoder, but nothing returns from them through the stack.
+        // The decoder reports `syscall` and similar instructions as calls, but they use no return address on the stack.
         FlowControl::Call | FlowControl::IndirectCall if instruction.mnemonic() == Mnemonic::Call => {
             Flow::Call
         }

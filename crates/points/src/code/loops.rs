@@ -1,4 +1,4 @@
-//! The loops of a function, and which of them only wait.
+//! Finds the loops of a function and those that only wait.
 
 use super::follow::Step;
 use iced_x86::{
@@ -7,10 +7,10 @@ use iced_x86::{
 };
 use std::collections::BTreeSet;
 
-/// A loop is looked at for waiting up to this many instructions.
+/// Longest loop, in instructions, that is checked for waiting.
 const WAITING_MAX: usize = 48;
 
-/// A loop: from its head to the last jump back to it (places in the function).
+/// A loop: from its head to the last jump back to it (offsets in the function).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) head: u32,
@@ -27,8 +27,7 @@ impl Turn {
     }
 }
 
-/// For each step the innermost (shortest) loop around it and the number of loops. In one pass over the steps for all loops
-/// together: a function may be made of nothing but loops.
+/// For each step: its innermost (shortest) loop and nesting depth. One pass, because a function may be all loops.
 pub(super) fn innermost(steps: &[Step], loops: &[Turn]) -> Vec<(Option<u32>, u8)> {
     let range = |turn: &Turn| {
         let first = steps.partition_point(|s| s.at < turn.head);
@@ -39,7 +38,7 @@ pub(super) fn innermost(steps: &[Step], loops: &[Turn]) -> Vec<(Option<u32>, u8)
     let mut changes: Vec<i64> = vec![0; steps.len() + 1];
     let mut order: Vec<usize> = (0..loops.len()).collect();
     order.sort_by_key(|i| loops.get(*i).map_or(0, Turn::length));
-    // The next step, from each on, that belongs to no loop yet.
+    // For each step: the next step that belongs to no loop yet.
     let mut free: Vec<usize> = (0..=steps.len()).collect();
     let find = |free: &mut Vec<usize>, mut i: usize| {
         while let Some(next) = free.get(i).copied().filter(|next| *next != i) {
@@ -77,7 +76,7 @@ pub(super) fn innermost(steps: &[Step], loops: &[Turn]) -> Vec<(Option<u32>, u8)
     inner
 }
 
-/// The instructions of a loop, one more than it may have to be looked at for waiting.
+/// The instructions of a loop, at most one more than [`WAITING_MAX`].
 fn body(start: u64, code: &[u8], steps: &[Step], turn: &Turn) -> Vec<Instruction> {
     let first = steps.partition_point(|s| s.at < turn.head);
     steps
@@ -94,13 +93,11 @@ fn body(start: u64, code: &[u8], steps: &[Step], turn: &Turn) -> Vec<Instruction
         .collect()
 }
 
-/// Whether a loop only waits.
 pub(super) fn only_waits(start: u64, code: &[u8], steps: &[Step], turn: &Turn) -> bool {
     waits(&body(start, code, steps, turn))
 }
 
-/// Whether a loop only waits: it says so (`pause`), or all it does is look at the same place until something changes
-/// there (loads from addresses that it does not compute, comparisons, attempts to take a lock).
+/// Whether a loop only waits: it has a `pause`, or polls one place by loads, comparisons and attempts to take a lock.
 fn waits(body: &[Instruction]) -> bool {
     if body.len() > WAITING_MAX || body.iter().any(|i| i.mnemonic() == Mnemonic::Call) {
         return false;
@@ -129,7 +126,7 @@ fn waits(body: &[Instruction]) -> bool {
             }
         }
         let harmless = match instruction.mnemonic() {
-            // A load; a store of a value would be work.
+            // A load waits, while a store of a value is work.
             Mnemonic::Mov | Mnemonic::Movzx | Mnemonic::Movsx | Mnemonic::Movsxd => {
                 instruction.op0_kind() == OpKind::Register
             }
@@ -139,9 +136,9 @@ fn waits(body: &[Instruction]) -> bool {
                     && instruction.op1_kind() == OpKind::Register
                     && instruction.op0_register() == instruction.op1_register()
             }
-            // The two ways to try to take a lock.
+            // The two instructions that try to take a lock.
             Mnemonic::Xchg | Mnemonic::Cmpxchg => true,
-            // The way back; what is done behind a jump through a table is not known.
+            // The jump back. The target of an indirect jump is unknown.
             Mnemonic::Jmp => instruction.op0_kind() == OpKind::NearBranch64,
             _ => instruction.condition_code() != ConditionCode::None,
         };
@@ -149,6 +146,6 @@ fn waits(body: &[Instruction]) -> bool {
             return false;
         }
     }
-    // A chain of pointers is followed through registers that the loop itself sets: that is work.
+    // A loop that sets its own address registers follows a chain of pointers, which is work.
     looks && addresses.is_disjoint(&written)
 }

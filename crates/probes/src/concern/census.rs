@@ -1,4 +1,4 @@
-//! One look at all processes and at the files that they have mapped, shared by all who ask within some seconds.
+//! The process map scan: all processes and their mapped files, shared by all callers within some seconds.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::privileges::{CAP_SYS_PTRACE, may};
@@ -14,38 +14,32 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most processes that are looked at, the kernel's own left out.
+/// Most scanned processes, without the kernel's own.
 const SCAN_MAX: usize = 32_768;
 /// Most numbers in `/proc`: the kernel's own limit of process ids.
 const NUMBERS_MAX: usize = 1 << 22;
-/// Most different files that are kept.
 const FILES_MAX: usize = 65_536;
-/// A look serves those who ask for so long …
+/// A scan is reused for this time …
 const FRESH: Duration = Duration::from_secs(5);
-/// … and for so many times as long as it took, so that looking takes a half of a hundredth of a CPU at most …
+/// … or for 200 times its duration, for at most half a percent of a CPU …
 const REST: u32 = 200;
 /// … but no longer than this.
 const OLD: Duration = Duration::from_secs(60);
-/// Threads of a process whose first has ended that are asked for what it has mapped.
+/// Most threads tried for the mappings of a process whose first thread has ended.
 const THREADS_MAX: usize = 1024;
-/// Flag of the kernel's own threads in `stat` (`PF_KTHREAD`, include/linux/sched.h).
+/// `PF_KTHREAD` in `stat` (include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// Name of the program that writes the state of processes to disk and makes processes of it again.
 const CHECKPOINTER: &[u8] = b"criu";
 
-/// The last look.
 static LAST: Mutex<Option<Arc<Census>>> = Mutex::new(None);
 
-/// A process as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
     start_ticks: u64,
     parent: i32,
-    /// Device and inode of the program.
     executable: Option<(u64, u64)>,
 }
 
-/// All processes and the files that they had mapped at one moment.
 #[derive(Debug)]
 pub(crate) struct Census {
     taken: Instant,
@@ -53,20 +47,18 @@ pub(crate) struct Census {
     processes: BTreeMap<i32, Process>,
     /// Each file with one of its paths and the processes that map it.
     files: BTreeMap<DeviceInode, (String, Vec<i32>)>,
-    /// Files by the last part of their path, and by the lower half of their number: a file system of layers shows one file as
-    /// several.
+    /// Files by the last part of their path, and by the lower half of their inode, for layered file systems.
     names: BTreeMap<String, Vec<DeviceInode>>,
     numbers: BTreeMap<u32, Vec<DeviceInode>>,
-    /// Processes of which it is not known what they have mapped, and why.
+    /// Processes whose mappings are unknown, and why.
     lacking: BTreeMap<i32, String>,
-    /// Processes that somebody keeps even from us, who may look at any: they belong to who is more than us.
+    /// Processes that are closed even to us, who may inspect any: they belong to a higher authority.
     closed: BTreeMap<i32, u64>,
-    /// Why not all processes were looked at.
     incomplete: Option<String>,
     checkpointer: Option<i32>,
 }
 
-/// The processes of a workload and their children that run the same program: those were forked since the last scan.
+/// The processes of a workload and their children with the same program, forked since the last scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Family(BTreeSet<i32>);
 
@@ -81,12 +73,12 @@ impl Family {
 }
 
 impl Census {
-    /// The last look, if it is fresh enough, else a new one.
+    /// The last scan if it may be reused, otherwise a new one.
     ///
     /// # Errors
     /// A sentence: processes cannot be listed.
     pub(crate) fn recent(root: &Root) -> Result<Arc<Self>, Refusal> {
-        // Held over the look: who asks meanwhile gets the same.
+        // Held during the scan, so that concurrent callers share it.
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(census) = last.as_ref().filter(|c| c.taken.elapsed() < c.serves()) {
             return Ok(census.clone());
@@ -96,7 +88,7 @@ impl Census {
         Ok(census)
     }
 
-    /// A new look, whatever was seen before.
+    /// A new scan.
     ///
     /// # Errors
     /// As of [`Self::recent`].
@@ -107,7 +99,7 @@ impl Census {
         Ok(census)
     }
 
-    /// The last look, if there was one lately. Looks at nothing itself, and waits for nobody.
+    /// The last scan if it is recent, without a wait.
     pub(crate) fn last() -> Option<Arc<Self>> {
         let last = LAST.try_lock().ok()?;
         last.as_ref().filter(|c| c.taken.elapsed() < OLD).cloned()
@@ -117,7 +109,7 @@ impl Census {
         FRESH.max(self.took.saturating_mul(REST)).min(OLD)
     }
 
-    /// Looks at all processes now.
+    /// Scans all processes now.
     ///
     /// # Errors
     /// As of [`Self::recent`].
@@ -214,12 +206,11 @@ impl Census {
         self.numbers.entry(file.1 as u32).or_default().push(file);
     }
 
-    /// A process that checkpoints others, or brings them back.
     pub(super) fn checkpointer(&self) -> Option<i32> {
         self.checkpointer
     }
 
-    /// Processes of which only the state can be seen.
+    /// Processes of which only the state is visible.
     pub(super) fn closed(&self) -> Vec<ProcessId> {
         self.closed
             .iter()
@@ -230,7 +221,7 @@ impl Census {
             .collect()
     }
 
-    /// These processes, and those of their children that run one of their programs.
+    /// These processes, and their children that run one of their programs.
     pub(crate) fn family(&self, processes: &[ProcessId]) -> Family {
         let mut family: BTreeSet<i32> = processes
             .iter()
@@ -263,7 +254,7 @@ impl Census {
         }
     }
 
-    /// The processes that run a program (device and inode), and all that were seen of it.
+    /// The processes that run a program (device and inode), all that were seen.
     pub(crate) fn running(&self, program: (u64, u64)) -> Vec<ProcessId> {
         let pids = self
             .processes
@@ -281,10 +272,10 @@ impl Census {
         .collect()
     }
 
-    /// What a process had mapped: device and inode, and a path. An error where that is not known.
+    /// The files that a process has mapped: device and inode, and a path.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: unknown.
     pub(crate) fn mapped_by(&self, process: ProcessId) -> Result<Vec<(DeviceInode, &str)>, Refusal> {
         if let Some(why) = self.lacking.get(&process.pid) {
             return Err(Refusal::Now(format!(
@@ -299,10 +290,10 @@ impl Census {
             .collect())
     }
 
-    /// Whether it is known of each of these processes, and of whoever may run the file with this number, what it has mapped.
+    /// Checks that the mappings are known of each of these processes, and of whoever may run the file with this inode.
     ///
     /// # Errors
-    /// A sentence: of whom it is not.
+    /// A sentence: the process whose mappings are unknown.
     pub(crate) fn all_seen(&self, processes: &[ProcessId], inode: u64) -> Result<(), String> {
         if let Some(why) = &self.incomplete {
             return Err(why.clone());
@@ -317,7 +308,7 @@ impl Census {
         }
     }
 
-    /// Processes that have a file mapped, or one that may be the same.
+    /// Processes that map a file, or one that may be the same.
     pub(crate) fn users(&self, file: &DeviceInode, path: &str) -> BTreeSet<i32> {
         let alike = self.names.get(last_part(path)).into_iter().flatten();
         let numbered = self.numbers.get(&(file.1 as u32)).into_iter().flatten();
@@ -333,10 +324,10 @@ impl Census {
             .collect()
     }
 
-    /// Whether nobody outside of the family has a file mapped.
+    /// Checks that nobody outside the family maps a file.
     ///
     /// # Errors
-    /// A sentence: somebody has, or that cannot be told.
+    /// A sentence: somebody does, or that is unknown.
     pub(crate) fn allow(&self, family: &Family, file: &DeviceInode, path: &str) -> Result<(), Refusal> {
         if let Some(pid) = self
             .users(file, path)
@@ -361,37 +352,35 @@ impl Census {
     }
 }
 
-/// The last part of a path, as far as it is a name.
 fn last_part(path: &str) -> &str {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// Whether two files may be one: they are the same, or one lies on a file system of layers, which shows a file under a device
-/// of its own, and by choice under a number and path of its own.
+/// Whether two files may be the same: a layered file system has its own device, and perhaps its own inode and path.
 fn may_be_same(file: &DeviceInode, path: &str, other: &DeviceInode, other_path: &str) -> bool {
     if file == other {
         return true;
     }
-    // One file system has one number for a file, and two block devices hold two.
+    // One file system has one inode per file, and two block devices hold different files.
     if file.0 == other.0 || (file.0.0 != 0 && other.0.0 != 0) {
         return false;
     }
-    // The upper half of a number may say which layer it is from.
+    // The upper half of an inode may encode the layer.
     if file.1 as u32 == other.1 as u32 {
         return true;
     }
-    // What one sees as `/usr/bin/x` another sees below the directory that holds the layer.
+    // One process's `/usr/bin/x` is another's path below the directory of the layer.
     let strip = |p: &'_ str| p.strip_suffix(" (deleted)").unwrap_or(p).to_owned();
     let (path, other) = (strip(path), strip(other_path));
     path.starts_with('/') && other.starts_with('/') && (path.ends_with(&other) || other.ends_with(&path))
 }
 
-/// The first name space of users, whose capabilities are those of the machine (`PROC_USER_INIT_INO`).
+/// The initial user namespace, whose capabilities apply to the machine (`PROC_USER_INIT_INO`).
 const USERS_OF_THE_MACHINE: &str = "user:[4026531837]";
 
-/// Whether we hold what permits to look at any process (CAP_SYS_PTRACE), and not only within a name space of
-/// users. Who is kept even from that is kept from us by a security module: none of a user's own.
+/// Whether we hold CAP_SYS_PTRACE on the machine. Then only a security module closes a process to us, and not for a
+/// user.
 fn may_look_at_any(root: &Root) -> bool {
     let users = std::fs::read_link(root.link_path("/proc/self/ns/user"));
     if users.is_ok_and(|name| name.as_os_str() != USERS_OF_THE_MACHINE) {
@@ -400,7 +389,7 @@ fn may_look_at_any(root: &Root) -> bool {
     may(root, CAP_SYS_PTRACE)
 }
 
-/// Reads what is read of a process, as if it were its list of mappings and its `stat`.
+/// Parses bytes as the list of mappings and as the `stat` of a process.
 pub(super) fn parse(bytes: &[u8]) {
     let mut census = Census::empty(Instant::now());
     let process = Process {
@@ -421,13 +410,12 @@ pub(super) fn parse(bytes: &[u8]) {
     let _ = Basics::parse(bytes);
 }
 
-/// What is seen of a process.
 enum Sight {
-    /// It has ended, or is the kernel's.
+    /// Ended, or a kernel thread.
     Nobody,
-    /// It is there, and cannot be looked at.
+    /// Present, but unreadable.
     Unknown(String),
-    /// It is there, and we are not permitted to see what it has mapped; when it started.
+    /// Present, but closed to us. The start time.
     Closed(u64),
     Seen {
         process: Process,
@@ -483,8 +471,7 @@ impl Sight {
     }
 }
 
-/// The list of mappings of a process. `None`: it has ended. That of a process whose first thread has ended is empty, though the
-/// others go on in the same address space: they are asked for it.
+/// The list of mappings of a process. `None`: it has ended. Other threads provide it if the first has ended.
 fn maps_of(dir: &OwnedFd) -> Result<Option<String>, Errno> {
     match text_of(dir, "maps", MAPS_MAX) {
         Ok(text) if !text.is_empty() => return Ok(Some(text)),
@@ -506,7 +493,6 @@ fn maps_of(dir: &OwnedFd) -> Result<Option<String>, Errno> {
     Ok(None)
 }
 
-/// What `stat` says of a process.
 #[derive(Debug, PartialEq, Eq)]
 struct Basics {
     name: Vec<u8>,

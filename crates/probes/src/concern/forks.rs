@@ -1,16 +1,14 @@
-//! Whether anybody on the machine stands still while it makes a process.
+//! Safety check: whether a thread on the machine is stuck in a fork.
 //!
-//! Who makes a process by copying its address space holds, until that is done, a lock that the kernel needs alone before it puts a
-//! breakpoint in or takes one out, whosever program that concerns; and while it waits for it nobody can make a process. One that
-//! forks while another of its threads waits for a page of storage that hangs would so hold up every fork of the machine, as soon as
-//! something is counted anywhere. It shows as a thread that waits (state `D`) within a fork. One that gets no CPU in the middle of it
-//! (idle priority beside threads that spin on the one CPU that it may use; its group's `cpu.max` used up, before Linux 6.18) does the
-//! same for as long as it gets none, and shows as a thread that could run (state `R`) and is seen within a fork again and again. Of one
-//! that runs at the moment no stack is seen, and it gets on.
+//! A fork that copies an address space holds a kernel lock. Inserting or removing a breakpoint in any program needs
+//! this lock exclusively, and blocks all forks meanwhile. So one stuck fork would block every fork on the machine:
+//! * A fork waits while another thread of its process waits for hung storage: state `D` within a fork.
+//! * A fork gets no CPU, at idle priority beside spinning threads or with `cpu.max` used up (before Linux 6.18): state
+//!   `R`, repeatedly within a fork. A running thread shows no stack, and makes progress.
 //!
-//! All threads are looked at, of most processes the only one. A look serves those who ask for a tenth of a second, or for 200 times as
-//! long as it took, but for a second at most who is about to put a breakpoint in, and not at all before the first; who was seen
-//! forking is looked at again by each who asks.
+//! The scan reads all threads, of most processes the only one. It is reused for a tenth of a second, or for 200 times
+//! its duration. Before an insertion it is reused for at most one second, and before the first insertion never. Every
+//! caller checks the threads seen forking again.
 
 use crate::concern::stack::{Copies, Waits};
 use crate::concern::threads::{BEAT, STILL, Status};
@@ -23,38 +21,37 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most numbers in `/proc` or of a process's threads: the kernel's own limit.
+/// Most numbers in `/proc` or threads of a process: the kernel's own limit.
 const NUMBERS_MAX: usize = 1 << 22;
-/// A look serves those who ask for so long …
+/// A scan is reused for this time …
 const FRESH: Duration = Duration::from_millis(100);
-/// … and for so many times as long as it took, so that looking takes a half of a hundredth of a CPU at most …
+/// … or for 200 times its duration, for at most half a percent of a CPU …
 const REST: u32 = 200;
 /// … but no longer than this.
 const OLD: Duration = Duration::from_secs(60);
-/// Flag of the kernel's own threads in `stat` (`PF_KTHREAD`, include/linux/sched.h).
+/// `PF_KTHREAD` in `stat` (include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// A look that is older does not serve who is about to put a breakpoint in.
+/// Oldest scan for an insertion.
 const ATTACH: Duration = Duration::from_secs(1);
 
-/// What is about to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// The first breakpoint is put in: everybody is looked at anew.
+    /// The first insertion: needs a new scan.
     First,
-    /// One more is put in: who may be forking counts, and a look serves for a second at most.
+    /// Another insertion: possible forks count, and a scan is reused for at most a second.
     Attaching,
-    /// They are taken out: only who is seen to fork is waited for. Who cannot be seen might never go on, and they would stay for ever.
+    /// A removal: only visible forks count. Invisible ones might never end, and the breakpoints would stay for ever.
     Removing,
 }
 
-/// A thread that waited within a fork, or was without a CPU in it.
+/// A thread that waited or had no CPU within a fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Forking {
     process: ProcessId,
     thread: i32,
     switches: u64,
-    /// Its stack shows that it forks; else that cannot be seen.
+    /// Its stack shows the fork. Otherwise the fork is only possible.
     seen: bool,
 }
 
@@ -67,11 +64,10 @@ struct Look {
 
 static LAST: Mutex<Option<Look>> = Mutex::new(None);
 
-/// Whether no thread of the machine stands still while it makes a process. Waits for those that do not get on to go on, at most two
-/// seconds, and looks at each of them every 20 ms meanwhile.
+/// Checks that no thread of the machine is stuck in a fork. Waits up to two seconds, with a check every 20 ms.
 ///
 /// # Errors
-/// A sentence: one does, or that cannot be told.
+/// A sentence: one is stuck, or that is unknown.
 pub(super) fn settled(root: &Root, before: Before) -> Result<(), Refusal> {
     let mut left = recent(root, before)?;
     if before == Before::Removing {
@@ -96,7 +92,7 @@ pub(super) fn settled(root: &Root, before: Before) -> Result<(), Refusal> {
     }
 }
 
-/// Who was forking by the last look, if that is fresh enough, else by a new one.
+/// The forking threads, from a reused or new scan.
 fn recent(root: &Root, before: Before) -> Result<Vec<Forking>, Refusal> {
     let oldest = match before {
         Before::First => Duration::ZERO,
@@ -122,7 +118,6 @@ fn recent(root: &Root, before: Before) -> Result<Vec<Forking>, Refusal> {
     Ok(forking)
 }
 
-/// Looks at all threads.
 fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
     let unreadable = |e| Refusal::Now(format!("the list of processes cannot be read: {e}"));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -130,7 +125,7 @@ fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
     let (pids, _) = numbers_in(&proc, ".", NUMBERS_MAX).map_err(unreadable)?;
     let mut found = Vec::new();
     for pid in pids {
-        // Who has ended meanwhile makes nothing.
+        // An ended process forks no more.
         let Some(stat) = Stat::read(&proc, &format!("{pid}/stat")) else {
             continue;
         };
@@ -162,13 +157,12 @@ fn look(root: &Root) -> Result<Vec<Forking>, Refusal> {
         .collect())
 }
 
-/// Whether a thread in this state may stand still: it waits, or wants a CPU.
 fn may_stand_still(state: u8) -> bool {
     matches!(state, b'D' | b'R')
 }
 
 impl Forking {
-    /// A thread, if it waits within a fork, or could run and does not.
+    /// The thread, if it waits or lacks a CPU within a fork.
     fn look(root: &Root, process: ProcessId, thread: i32) -> Option<Self> {
         let status = || {
             let text = files::text(root, &format!("/proc/{}/task/{thread}/status", process.pid))?;
@@ -177,9 +171,9 @@ impl Forking {
         let Status { state, switches, .. } = status()?;
         let copies = Waits::of(root, process.pid, thread).copies_memory();
         let seen = copies == Copies::Yes;
-        // Of one that runs the kernel shows neither stack nor call; where it shows none at all that does not speak against all that run.
+        // A running thread shows neither stack nor call, so state `R` without a visible stack proves nothing.
         let counts = seen || (state == b'D' && copies == Copies::Perhaps);
-        // What it did was seen while it waited this once: the number of waits is the same, however often it lost its CPU.
+        // The stack belongs to a single wait if the number of waits is unchanged. Preemptions do not matter.
         (counts && status()?.switches == switches).then_some(Self {
             process,
             thread,
@@ -193,7 +187,6 @@ impl Forking {
     }
 }
 
-/// What `stat` says of a thread or process.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,

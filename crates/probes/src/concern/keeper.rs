@@ -1,8 +1,8 @@
-//! What is being counted with, let go of when nobody has to be waited for.
+//! Keeps probes that cannot be detached now, and detaches them later.
 //!
-//! Taking a breakpoint out waits for everybody who maps the file, like putting one in. While one of them stands still the
-//! breakpoint stays, and a thread looks again until it can go. An orderly end of homeostat waits for that for a while
-//! ([`wait_for_all`](crate::owed::wait_for_all)); the end of its process takes out what is left, whoever stands still.
+//! Removing a breakpoint waits for every process that maps the file, like inserting one. While one of them stands
+//! still, the breakpoint stays, and a thread retries. An orderly exit waits for that, within limits
+//! ([`wait_for_all`](crate::owed::wait_for_all)). The end of the process removes the rest, whoever that blocks.
 
 use crate::concern::Files;
 use crate::owed::On;
@@ -12,23 +12,20 @@ use homeostat_sensors::storage::Refusal;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often what is kept is looked at.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Something that is counted with, and whom it concerns.
 struct Kept {
     root: Root,
     files: Files,
     processes: Vec<ProcessId>,
-    /// Its end takes the breakpoints out.
+    /// Dropping it removes the breakpoints.
     what: Box<dyn Send>,
-    /// Ends after it.
+    /// Dropped after them.
     on: On,
 }
 
 struct Store {
     kept: Vec<Kept>,
-    /// Whether a thread looks after them.
     looked_after: bool,
 }
 
@@ -37,17 +34,17 @@ static STORE: Mutex<Store> = Mutex::new(Store {
     looked_after: false,
 });
 
-/// Links or counters: whatever ends them, they are taken off only when nobody has to be waited for.
+/// Links or counters that are detached only when this blocks nobody, however they end.
 pub(crate) struct Held<T: Send + 'static> {
     root: Root,
     files: Files,
     processes: Vec<ProcessId>,
-    /// Taken off first, and then told.
+    /// The probes are dropped before the mark.
     what: Option<(T, On)>,
 }
 
 impl<T: Send + 'static> Held<T> {
-    /// Takes hold of what counts in these files and processes, noted before it began.
+    /// Takes over probes in these files and processes, with the mark from before they were attached.
     pub(crate) fn new(root: &Root, files: &Files, processes: &[ProcessId], what: T, on: On) -> Self {
         Self {
             root: root.clone(),
@@ -57,15 +54,15 @@ impl<T: Send + 'static> Held<T> {
         }
     }
 
-    /// Takes it off here and now, or hands it over until that can be done.
+    /// Detaches now, or leaves it to the retrying thread.
     ///
     /// # Errors
-    /// A sentence: somebody stands still; it is taken off as soon as that goes on.
+    /// A sentence: a process stands still, and detachment follows later.
     pub(crate) fn let_go(mut self) -> Result<(), Refusal> {
         self.take_off()
     }
 
-    /// Takes it off. Whoever calls has just looked that nobody stands still.
+    /// Detaches without a check. The caller has just checked.
     pub(crate) fn take_off_now(mut self) {
         drop(self.what.take());
     }
@@ -94,7 +91,7 @@ impl<T: Send + 'static> Held<T> {
 
 impl<T: Send + 'static> Drop for Held<T> {
     fn drop(&mut self) {
-        // Whether it stays for a while, nobody is left to be told.
+        // No caller is left to report a delay to.
         let _ = self.take_off();
     }
 }
@@ -103,7 +100,7 @@ fn keep(kept: Kept) {
     let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
     store.kept.push(kept);
     if !store.looked_after {
-        // When no thread can be made, the next that comes tries again; until then all stays as it is.
+        // If no thread can be made, the next caller tries again. Until then the probes stay.
         store.looked_after = std::thread::Builder::new()
             .name("points-keep".to_owned())
             .stack_size(256 * 1024)
@@ -120,7 +117,7 @@ fn look_after() {
             store.looked_after = false;
             return;
         }
-        // Who comes meanwhile is not kept waiting.
+        // Releases the lock, so that callers do not wait.
         let all = std::mem::take(&mut store.kept);
         drop(store);
         for kept in all {

@@ -1,8 +1,7 @@
-//! Code in large pages. Where the kernel keeps the code of a file in pages of 2 MiB, a breakpoint has it split the page: the whole of
-//! it is mapped by small ones from then on, for as long as the program runs, which costs it more than counting may.
+//! Safety check: code in large pages. A breakpoint splits a 2 MiB page for good, which costs more than counting may.
 //!
-//! Few machines have any: that is told for all of them by one number (`FilePmdMapped` of `meminfo`). Only where there are some each
-//! program is looked at, once before the first breakpoint: the page tables of its mappings of that file.
+//! Few machines have such pages, and `FilePmdMapped` in `/proc/meminfo` tells. Only if it is not zero, the page tables
+//! of the file's mappings are read, once per program before the first breakpoint.
 
 use homeostat_kernel::memory::{PIECE, PIECES_PER_QUERY_MAX, Pagemap, PieceState};
 use homeostat_kernel::process::{open_process, text_of};
@@ -13,16 +12,16 @@ use homeostat_sensors::patient::patiently;
 use homeostat_sensors::storage::{DeviceInode, Refusal};
 use homeostat_sensors::walks;
 
-/// Most that is read of a captured list of mappings with their sizes: some 700 bytes each.
+/// Most bytes read of a captured `smaps`, with about 700 bytes per mapping.
 const SMAPS_MAX: usize = 64 * 1024 * 1024;
 
-/// Whether none of these processes has code of the file in large pages.
+/// Checks that none of these processes has code of the file in large pages.
 ///
 /// # Errors
-/// A sentence: one has, or that cannot be told.
+/// A sentence: one has, or that is unknown.
 pub(crate) fn allow(root: &Root, processes: &[ProcessId], file: &DeviceInode) -> Result<(), Refusal> {
     let memory = files::text(root, "/proc/meminfo").unwrap_or_default();
-    // A kernel that does not say has none.
+    // Kernels without the line have no such pages.
     if kib(&memory, "FilePmdMapped:").unwrap_or(0) == 0 {
         return Ok(());
     }
@@ -55,7 +54,6 @@ pub(crate) fn allow(root: &Root, processes: &[ProcessId], file: &DeviceInode) ->
     Ok(())
 }
 
-/// A number in KiB behind the name of a line.
 fn kib(text: &str, name: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| line.strip_prefix(name))?
@@ -65,8 +63,7 @@ fn kib(text: &str, name: &str) -> Option<u64> {
         .ok()
 }
 
-/// Whether a mapping of the file is mapped in large pages, by the page tables: `smaps` would hold the address space of the
-/// process while all of its memory is walked.
+/// Whether large pages map the file, by the page tables: reading `smaps` would hold the address space for a long walk.
 fn maps_large_pages(root: &Root, process: ProcessId, file: &DeviceInode) -> Result<bool, String> {
     let (mappings, more) = walks::mappings(root, process).ok_or("it ended")?;
     if more {
@@ -97,7 +94,7 @@ fn maps_large_pages(root: &Root, process: ProcessId, file: &DeviceInode) -> Resu
     Ok(false)
 }
 
-/// Whether a mapping of the file is mapped in large pages, by the text of a captured `smaps`.
+/// The same from the text of a captured `smaps`.
 fn in_large_pages(smaps: &str, file: &DeviceInode) -> bool {
     let mut of_the_file = false;
     for line in smaps.lines() {
@@ -110,7 +107,7 @@ fn in_large_pages(smaps: &str, file: &DeviceInode) -> bool {
     false
 }
 
-/// Device and inode of the first line of a mapping, `start-end perms offset device inode path`; `None` of the lines below it.
+/// Device and inode from the first line of a mapping, `start-end perms offset device inode path`. `None`: another line.
 fn file_of(line: &str) -> Option<DeviceInode> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;

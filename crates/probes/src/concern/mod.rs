@@ -1,23 +1,17 @@
-//! Whom a breakpoint concerns: whether one may be put into a file now, or taken out.
+//! Safety checks: whether inserting or removing a breakpoint in a file now could block a process.
 //!
-//! The kernel puts a breakpoint only into the address spaces that it was asked for. But to find them it goes through all that map
-//! the file and locks each of them for a moment, and no process of the machine can fork meanwhile; and the same when it takes the
-//! breakpoint out. One whose address space is held by a request that is never answered (a hung network file system) would hold
-//! up everybody. So, before a breakpoint is put anywhere ([`Files::allow`]):
-//! * no process outside of the workload maps the file ([`census`]),
-//! * no process of the workload maps storage that a program or another machine answers for ([`homeostat_sensors::storage`]),
-//! * no thread of the workload stands still in the kernel, nobody traces one, nobody has frozen them ([`threads`]),
-//! * nobody on the machine stands still while it makes a process ([`forks`]),
-//! * its code does not lie in large pages, which a breakpoint would split ([`large`]),
-//! * the memory that it is permitted has room for the pages that become its own ([`room`]).
+//! The kernel writes only into the requested address spaces. But it locks every address space that maps the file for a
+//! moment, and blocks all forks of the machine meanwhile. One that a hung request holds (network file system) would
+//! block everybody. So before an insertion ([`Files::allow`]):
+//! * No process outside the workload maps the file ([`census`]).
+//! * No process of the workload maps storage served by a program or another machine ([`homeostat_sensors::storage`]).
+//! * No thread of the workload stands still in the kernel, is traced or frozen ([`threads`]).
+//! * No thread of the machine is stuck in a fork ([`forks`]).
+//! * The code is not in large pages ([`large`]), and the memory limit has room for the private pages ([`room`]).
 //!
-//! Before a breakpoint is taken out ([`Files::settled`]) nobody that maps the file stands still, and nobody who makes a process; while somebody does, it stays
-//! where it is, and is looked after until it can go ([`keeper`]).
-//!
-//! Processes that a security module keeps even from whoever may look at any are not a user's own: of them it is only looked whether
-//! they wait for a disk without end.
-//!
-//! Both are looks: what begins between one of them and the kernel's call is not seen.
+//! Before a removal ([`Files::settled`]), nobody who maps the file or forks may stand still, or [`keeper`] retries
+//! later. Processes that a security module closes even to us are not a user's, and are only checked for endless disk
+//! waits. A change between a check and the kernel call stays unseen.
 
 pub(crate) mod census;
 mod forks;
@@ -37,48 +31,40 @@ pub(crate) use homeostat_sensors::storage::{DeviceInode, Refusal};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Before breakpoints are taken out it is not looked again so soon after a look: they are hit meanwhile.
+/// A check this recent suffices for a removal, because each check prolongs the hits.
 const LOOKED_JUST_NOW: Duration = Duration::from_millis(250);
 
-/// Reads a list of mappings.
 pub(crate) fn parse_mappings(bytes: &[u8]) {
     census::parse(bytes);
 }
 
-/// Who else may map the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
-    /// Nobody.
     None,
-    /// Whoever does is looked at like the workload: a person named this file in the configuration.
+    /// Anybody, with the same checks as the workload: a person named this file in the configuration.
     LookedAt,
 }
 
-/// A file in which something is counted.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     /// Of a mapping of it.
     pub(crate) device_inode: DeviceInode,
     /// As the process sees it.
     pub(crate) path: String,
-    /// Held open.
     pub(crate) file: Arc<CodeFile>,
 }
 
-/// The files in which something is counted, and how.
+/// The files with counted places, and the rules for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    /// Which.
     pub(crate) targets: Vec<Target>,
-    /// Who else may map them.
     pub(crate) others: Others,
-    /// Pages that become a process's own, at most.
+    /// Most pages that become private to a process.
     pub(crate) pages: u64,
-    /// When it was last seen that nobody stands still.
     pub(crate) looked: Looked,
 }
 
-/// When it was last seen of some files, by whoever looked, that nobody stands still whom they concern.
+/// Time of the last check of some files, by any caller, that found nobody standing still.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Looked(Arc<Mutex<Option<Instant>>>);
 
@@ -94,15 +80,15 @@ impl Looked {
 }
 
 impl Files {
-    /// Whether breakpoints may be put into them now, for these processes, in whom there are some already.
+    /// Checks that breakpoints may be inserted now for these processes, which already have some.
     ///
     /// # Errors
-    /// A sentence: somebody is concerned who must not be, or that cannot be told.
+    /// A sentence: a check failed, or has no answer.
     pub(crate) fn allow(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
         self.allow_by(Census::recent(root)?.as_ref(), root, processes, Before::Attaching)
     }
 
-    /// The same before the first of them: everybody is looked at anew.
+    /// The same before the first insertion, with new scans.
     ///
     /// # Errors
     /// As of [`Self::allow`].
@@ -148,19 +134,19 @@ impl Files {
         Ok(())
     }
 
-    /// Whether breakpoints can be taken out of them now without waiting for somebody who stands still. What was seen just now holds;
-    /// and who maps the files is not looked at anew: each look is time in which they are hit.
+    /// Checks that removing breakpoints blocks nobody now. A recent check is reused, and mappings are not rescanned,
+    /// because the breakpoints are hit meanwhile.
     ///
     /// # Errors
-    /// A sentence: who does.
+    /// A sentence: who stands still.
     pub(crate) fn settled(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
         self.settled_before(root, processes, Before::Removing)
     }
 
-    /// The same before they are put in once more, by who has looked at everybody not long ago.
+    /// The same before another insertion, shortly after a full check.
     ///
     /// # Errors
-    /// A sentence: who does, or may.
+    /// A sentence: who stands still, or may.
     pub(crate) fn settled_still(&self, root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
         self.settled_before(root, processes, Before::Attaching)
     }
@@ -181,7 +167,7 @@ impl Files {
         Ok(())
     }
 
-    /// Processes whose address spaces the kernel locks: the workload, its children, and whoever else maps one of the files.
+    /// Processes whose address spaces the kernel locks: the workload, its children, and others that map a file.
     fn concerned(&self, census: &Census, family: &Family, processes: &[ProcessId]) -> Vec<ProcessId> {
         let mut concerned: Vec<ProcessId> = processes.to_vec();
         concerned.extend(census.ids(family.pids()));

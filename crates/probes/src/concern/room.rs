@@ -1,5 +1,5 @@
-//! Room for breakpoints. A page of code into which one is put becomes the process's own and is charged to its control group; at
-//! the limit of that group it could be what makes the kernel end a process of it.
+//! Safety check: memory for breakpoints. A page of code with a breakpoint becomes private and is charged to the
+//! process's control group. At the group's limit, it could cause an out-of-memory kill.
 
 use homeostat_kernel::{Root, files};
 use homeostat_model::ProcessId;
@@ -7,13 +7,13 @@ use homeostat_sensors::group_memory;
 use homeostat_sensors::memory_group::hierarchy;
 use homeostat_sensors::storage::Refusal;
 
-/// So many times the pages must fit, and so many bytes beside: the program goes on to need memory, too.
+/// Required room: this multiple of the pages plus this many bytes, because the program needs memory, too.
 const TIMES: u64 = 2;
 const BESIDE: u64 = 8 * 1024 * 1024;
-/// Groups above one another that are looked at.
+/// Most nested groups that are checked.
 const GROUPS_MAX: usize = 32;
 
-/// Whether each group that counts the memory of these processes can take so many pages of each of them.
+/// Checks that each memory group of these processes has room for this many pages per process.
 ///
 /// # Errors
 /// A sentence: one has too little room.
@@ -23,7 +23,7 @@ pub(super) fn allow(root: &Root, processes: &[ProcessId], pages: u64) -> Result<
         .saturating_mul(TIMES * rustix::param::page_size() as u64)
         .saturating_add(BESIDE);
     let Some((mount, version_one)) = hierarchy(root) else {
-        // Nothing is counted, so nothing limits.
+        // Without memory accounting, nothing is limited.
         return Ok(());
     };
     for process in processes {
@@ -44,7 +44,7 @@ pub(super) fn allow(root: &Root, processes: &[ProcessId], pages: u64) -> Result<
     Ok(())
 }
 
-/// The group of a process and those above it, without the root, which has no limit.
+/// The group of a process and its parents, without the root, which has no limit.
 fn groups(root: &Root, process: ProcessId, version_one: bool) -> Vec<String> {
     let text = files::text(root, &format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
     let path = text.lines().find_map(|line| {
@@ -68,8 +68,7 @@ fn groups(root: &Root, process: ProcessId, version_one: bool) -> Vec<String> {
     found
 }
 
-/// Bytes between what a group uses, without the pages of files that the kernel can take back at any time, and its limit. `None`:
-/// it has no limit, or is not to be seen.
+/// Bytes between a group's limit and its use without reclaimable file pages. `None`: no limit, or not visible.
 fn left(root: &Root, directory: &str, version_one: bool) -> Option<u64> {
     let (most, used) = if version_one {
         ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -86,7 +85,7 @@ fn left(root: &Root, directory: &str, version_one: bool) -> Option<u64> {
     let stat = files::bytes(root, &format!("{directory}/memory.stat"), files::SMALL_FILE_MAX)?;
     let counts = group_memory::parse(&stat);
     let file = counts.file_active.0.saturating_add(counts.file_inactive.0);
-    // What waits to be written cannot be taken back at once.
+    // Dirty pages cannot be reclaimed at once.
     let free = file.saturating_sub(counts.unwritten().0);
     Some(most.saturating_sub(used.saturating_sub(free)))
 }

@@ -1,29 +1,28 @@
-//! What a thread that waits in the kernel is doing there, as its kernel stack and its system call tell.
+//! Reads what a waiting thread does in the kernel, from its kernel stack and its system call.
 //!
-//! Both texts may be read by whoever may trace the thread (root, as long as no security module forbids that), also where the kernel
-//! is locked down: they are names and numbers of calls, no memory. To read them costs some microseconds, and they are read of threads
-//! in state `D` only. A process in the middle of executing another program keeps readers waiting: they are read with a bound.
+//! Both texts are readable with ptrace access (root, unless a security module forbids it), even under lockdown, because
+//! they hold no memory. Reading takes some microseconds, and only threads in state `D` are read. A process in the
+//! middle of an exec blocks readers, so the read has a time limit.
 
 use homeostat_kernel::{Root, files};
 use homeostat_sensors::reader::{PATIENCE, Reader};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Apart from that for lists of mappings: who hangs there must not keep these from being read.
+/// Separate from the reader of mappings, so that a hung read here does not block those.
 static READER: LazyLock<Mutex<Reader>> = LazyLock::new(Mutex::default);
 
-/// `CLONE_VM`: what is made shares the address space, so that none is copied.
+/// `CLONE_VM`: the child shares the address space, so none is copied.
 const SHARED: u64 = 0x100;
 
-/// Where a thread waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
-    /// Functions of the kernel, the innermost first; `None`: this kernel or this user cannot see them.
+    /// Kernel functions, the innermost first. `None`: not visible on this kernel or to this user.
     stack: Option<String>,
-    /// Number and arguments of its system call; likewise.
+    /// Number and arguments of its system call, with the same `None`.
     call: Option<String>,
 }
 
-/// Calls that wait for storage or for others with nothing of the address space held, unless they touch memory on the way.
+/// Calls that wait without holding the address space, unless they touch memory.
 const PLAIN: [libc::c_long; 20] = [
     libc::SYS_read,
     libc::SYS_pread64,
@@ -46,8 +45,8 @@ const PLAIN: [libc::c_long; 20] = [
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
 ];
-/// Parts of names of functions that hold an address space, or may: page faults, pages taken hold of for others, changes of the
-/// map, the end of a program and the beginning of one. (Calls of 32-bit programs have other numbers: their functions tell.)
+/// Parts of names of functions that may hold an address space: page faults, pages pinned for others, changes of the
+/// map, exit and exec. (32-bit programs have other call numbers, so their functions decide.)
 const HOLDING: [&str; 17] = [
     "fault",
     "get_user_pages",
@@ -68,21 +67,18 @@ const HOLDING: [&str; 17] = [
     "vm_area",
 ];
 
-/// Functions in which a thread is frozen when it is about to leave the kernel.
+/// Functions in which a thread is frozen on its way out of the kernel.
 const FROZEN: [&str; 2] = ["__refrigerator", "get_signal"];
 
-/// Whether a thread is copying an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copies {
-    /// Its stack shows it.
     Yes,
-    /// That cannot be seen.
+    /// Not visible.
     Perhaps,
     No,
 }
 
 impl Waits {
-    /// Looks at a thread.
     pub(super) fn of(root: &Root, pid: i32, thread: i32) -> Self {
         let root = root.clone();
         let mut reader = READER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +111,7 @@ impl Waits {
         }
     }
 
-    /// The same by its system call, where that can be seen.
+    /// The same by its system call, if visible.
     fn call_may_copy(&self) -> bool {
         let Some(call) = &self.call else {
             return true;
@@ -127,7 +123,7 @@ impl Waits {
             .and_then(|n| u64::from_str_radix(n.trim_start_matches("0x"), 16).ok());
         match number {
             Some(libc::SYS_clone) => flags.is_none_or(|flags| flags & SHARED == 0),
-            // Its arguments lie in memory that is not looked into.
+            // Its arguments are in memory that is not read.
             Some(libc::SYS_clone3) => true,
             #[cfg(target_arch = "x86_64")]
             Some(libc::SYS_fork) => true,
@@ -135,8 +131,8 @@ impl Waits {
         }
     }
 
-    /// Whether it waits in a call that holds nothing of its address space meanwhile, or has been frozen as it was about to leave the
-    /// kernel (which shows as `D` in version one of control groups). What cannot be seen does not.
+    /// Whether it waits without holding its address space, or is frozen on its way out of the kernel (state `D` in
+    /// control groups version 1). False if unknown.
     pub(super) fn holds_nothing(&self) -> bool {
         let (Some(stack), Some(call)) = (&self.stack, &self.call) else {
             return false;

@@ -1,9 +1,9 @@
-//! The threads of a process as the kernel shows them: whether one stands still in the kernel, is traced, or has been frozen.
+//! Safety check: whether a thread of a process stands still in the kernel, is traced, or is frozen.
 //!
-//! Who waits for a page may hold the address space meanwhile. Waiting for a disk shows as state `D`; waiting for a program that
-//! answers for a file system as `S`, like any sleep, but outside of a system call (`syscall` says -1): nobody sleeps there by
-//! choice. Who waits for a disk in a call that holds nothing of the address space (`fsync`, `read`) holds up nobody: that is told by
-//! its kernel stack ([`stack`](crate::concern::stack)).
+//! A thread that waits for a page may hold the address space. A wait for a disk shows as state `D`. A wait for a
+//! program that serves a file system shows as `S`, like any sleep. But it is outside a system call (`syscall` reads
+//! -1), where no thread sleeps by choice. A disk wait in a call that does not hold the address space (`fsync`, `read`)
+//! blocks nobody, as its kernel stack shows ([`stack`](crate::concern::stack)).
 
 use crate::concern::stack::Waits;
 use homeostat_kernel::process::{numbers_in, open_process, status_of};
@@ -15,26 +15,20 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Most threads of a process in which something is counted: each is looked at before a breakpoint comes or goes.
+/// Most threads of a counted process: each is checked before a breakpoint comes or goes.
 const THREADS_MAX: usize = 1024;
-/// Most of a process that only has to be waited for: as many as the kernel can have. What is on in a program that has come to have
-/// more than that number above is still taken off.
+/// Most threads of other processes: the kernel's limit. A program beyond [`THREADS_MAX`] still gets its probes removed.
 const THREADS_OF_OTHERS_MAX: usize = 1 << 22;
-/// A thread that has waited for so long without running once stands still. A disk that is told to write all it holds takes less.
+/// A thread that waited this long without running stands still. A disk takes less to write all its cached data.
 pub(super) const STILL: Duration = Duration::from_secs(2);
-/// How often those that wait are looked at meanwhile.
 pub(super) const BEAT: Duration = Duration::from_millis(20);
 
-/// What the kernel says of a thread that matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// Process that traces it (ptrace).
     pub(crate) tracer: Option<i32>,
-    /// It has a shadow stack.
     pub(crate) shadow_stack: bool,
-    /// Letter of its state.
     pub(super) state: u8,
-    /// Times that it began to wait.
+    /// Number of its waits.
     pub(super) switches: u64,
 }
 
@@ -57,17 +51,17 @@ impl Status {
     }
 }
 
-/// Where a thread that sleeps does so.
+/// Where a thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// It runs, or in a system call, or this kernel does not tell.
+    /// Running, in a system call, or unknown on this kernel.
     Call,
-    /// In the kernel, but in no call: it has touched a page that is not there yet.
+    /// In the kernel outside a call: it touched a missing page.
     Page,
 }
 
 impl Place {
-    /// Of the text of `syscall`: `running`, or a number, which is -1 outside of calls.
+    /// Parses `syscall`: `running`, or a number, which is -1 outside of calls.
     fn parse(text: &str) -> Self {
         if text.split_ascii_whitespace().next() == Some("-1") {
             Self::Page
@@ -77,7 +71,7 @@ impl Place {
     }
 }
 
-/// A thread that waits in a way in which it may hold its address space.
+/// A waiting thread that may hold its address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     process: ProcessId,
@@ -85,8 +79,7 @@ struct Waiting {
     switches: u64,
 }
 
-/// Whether a thread in this state and place may hold its address space. `frozen`: its control group is, and so it sleeps where it
-/// was about to leave the kernel, with nothing held.
+/// Whether this thread may hold its address space. `frozen`: it sleeps on its way out of the kernel and holds nothing.
 fn may_hold(state: u8, place: Place, frozen: bool) -> bool {
     match state {
         b'D' => true,
@@ -95,12 +88,12 @@ fn may_hold(state: u8, place: Place, frozen: bool) -> bool {
     }
 }
 
-/// Those of the first look that have not moved at all since.
+/// The first threads that have not moved since.
 fn unmoved(first: &[Waiting], now: &[Waiting]) -> Vec<Waiting> {
     first.iter().filter(|w| now.contains(w)).copied().collect()
 }
 
-/// The numbers of a process's threads, of which there may be so many. Empty: it has ended.
+/// Thread ids of a process, at most `most`. Empty: it has ended.
 fn list(dir: &OwnedFd, process: ProcessId, most: usize) -> Result<Vec<i32>, Refusal> {
     match numbers_in(dir, "task", most) {
         Ok((_, true)) => Err(Refusal::Lasting(format!(
@@ -114,7 +107,7 @@ fn list(dir: &OwnedFd, process: ProcessId, most: usize) -> Result<Vec<i32>, Refu
     }
 }
 
-/// A file of a thread that is at most as long as its `status`; `None` when the thread has ended.
+/// A thread's file, at most as long as its `status`. `None`: the thread has ended.
 fn small(dir: &OwnedFd, file: &str) -> Result<Option<String>, Errno> {
     match status_of(dir, file) {
         Ok(text) => Ok(Some(text)),
@@ -123,7 +116,6 @@ fn small(dir: &OwnedFd, file: &str) -> Result<Option<String>, Errno> {
     }
 }
 
-/// The directory of a process; `None` when it has ended.
 fn directory(root: &Root, process: ProcessId) -> Result<Option<OwnedFd>, Refusal> {
     match open_process(root, process) {
         Ok(dir) => Ok(Some(dir)),
@@ -134,18 +126,17 @@ fn directory(root: &Root, process: ProcessId) -> Result<Option<OwnedFd>, Refusal
     }
 }
 
-/// How closely threads are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
-    /// By their state alone, which everybody may see.
+    /// The state only, which everybody may read.
     State,
-    /// Where they sleep as well.
+    /// Also where threads sleep.
     Place,
-    /// … and that nobody traces one.
+    /// … and tracers.
     Untraced,
 }
 
-/// The threads of a process that wait in a way in which they may hold its address space.
+/// Waiting threads of a process that may hold its address space.
 fn waiting(root: &Root, process: ProcessId, look: Look) -> Result<Vec<Waiting>, Refusal> {
     let Some(dir) = directory(root, process)? else {
         return Ok(Vec::new());
@@ -173,7 +164,7 @@ fn waiting(root: &Root, process: ProcessId, look: Look) -> Result<Vec<Waiting>, 
             )));
         }
         let place = if status.state == b'S' && look != Look::State {
-            // A kernel without this file shows what waits for a disk, and no more.
+            // Kernels without this file show only disk waits.
             small(&dir, &format!("task/{thread}/syscall"))
                 .map_err(|e| unreadable(thread, e))?
                 .map_or(Place::Call, |t| Place::parse(&t))
@@ -201,23 +192,23 @@ fn waiting(root: &Root, process: ProcessId, look: Look) -> Result<Vec<Waiting>, 
     Ok(found)
 }
 
-/// Whether no thread of these processes stands still in the kernel. Waits for those that wait to go on, at most [`STILL`].
+/// Checks that no thread of these processes stands still in the kernel. Waits up to [`STILL`] for threads to go on.
 ///
 /// # Errors
-/// A sentence: one does, or that cannot be told.
+/// A sentence: one stands still, or that is unknown.
 pub(crate) fn settled(root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
     settle(root, processes, Look::Place)
 }
 
-/// The same, and whether nobody traces one of them.
+/// The same, and that none is traced.
 ///
 /// # Errors
-/// A sentence: one stands still, or somebody traces one, or that cannot be told.
+/// A sentence: one stands still or is traced, or that is unknown.
 pub(crate) fn quiet(root: &Root, processes: &[ProcessId]) -> Result<(), Refusal> {
     settle(root, processes, Look::Untraced)
 }
 
-/// The same as [`settled`], as far as a thread's state shows it.
+/// The same as [`settled`], by the threads' states only.
 ///
 /// # Errors
 /// As of [`settled`].
@@ -252,11 +243,10 @@ fn settle(root: &Root, processes: &[ProcessId], look: Look) -> Result<(), Refusa
     Ok(())
 }
 
-/// Whether nobody traces the first thread of a process, and nobody has frozen it: little, for looking often. Who checkpoints a
-/// process begins with that.
+/// A cheap check that a process's first thread is neither traced nor frozen. A checkpointer begins with that.
 ///
 /// # Errors
-/// A sentence: somebody does.
+/// A sentence: it is.
 pub(crate) fn at_liberty(root: &Root, process: ProcessId) -> Result<(), Refusal> {
     if let Some(tracer) = tracer_of(root, process) {
         return Err(Refusal::Now(format!(
@@ -271,13 +261,12 @@ pub(crate) fn at_liberty(root: &Root, process: ProcessId) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Process that traces a process.
 pub(crate) fn tracer_of(root: &Root, process: ProcessId) -> Option<i32> {
     let dir = open_process(root, process).ok()?;
     Status::parse(&small(&dir, "status").ok()??).tracer
 }
 
-/// Whether the control group of a process is frozen, wholly or on the way to it.
+/// Whether the control group of a process is frozen, or about to be.
 fn frozen(root: &Root, process: ProcessId) -> bool {
     let text = files::text(root, &format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
     text.lines().any(|line| {
@@ -303,8 +292,7 @@ fn frozen(root: &Root, process: ProcessId) -> bool {
     })
 }
 
-/// Whether a process, or one of its first so many threads, has a shadow stack. One that cannot be looked at counts as one
-/// that has.
+/// Whether a process, or one of its first threads, has a shadow stack. True if unreadable.
 pub(crate) fn has_shadow_stack(root: &Root, process: ProcessId, threads_max: usize) -> bool {
     let Ok(dir) = open_process(root, process) else {
         return true;
@@ -315,7 +303,7 @@ pub(crate) fn has_shadow_stack(root: &Root, process: ProcessId, threads_max: usi
     threads.into_iter().any(|thread| {
         match small(&dir, &format!("task/{thread}/status")) {
             Ok(Some(text)) => Status::parse(&text).shadow_stack,
-            // A thread that ended meanwhile needs none.
+            // An ended thread needs none.
             Ok(None) => false,
             Err(_) => true,
         }

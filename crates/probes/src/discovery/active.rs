@@ -1,4 +1,4 @@
-//! A progress point that is being counted: in turns, where counting it all the time would cost too much ([`turns`](crate::turns)).
+//! Counts at a probe site: continuously, or sampled where that would cost too much ([`turns`](crate::turns)).
 
 use crate::crowd::Crowd;
 use crate::discovery::compiled::Compiled;
@@ -35,19 +35,17 @@ pub(super) fn failed(e: OpenError) -> PlatformError {
     }
 }
 
-/// A point that could be counted for a smaller share of the time than this and some ticks, as a hit is charged, is not begun: that the
-/// breakpoints come and go, and the looks before that, would be a large part of what they are there for.
+/// Smallest share of the time, plus some ticks, at the charged cost. Below it, the effort around windows dominates.
 const SHARE_MIN: f64 = 0.02;
 
-/// … by the processor's own breakpoints, which come and go within microseconds.
+/// … with hardware breakpoints, which come and go within microseconds.
 const SHARE_MIN_COMPILED: f64 = 0.005;
 
-/// A point that is hit so often that it could be counted for less of each second has a window of that length every so many seconds (at most):
-/// whoever compares leaves out as many after each change, and of a program that is slower at one time than at another a block meets few
-/// of these times.
+/// Longest distance (seconds) of windows of minimum length, for sites too busy to be counted in each second. A
+/// comparison drops as much after each change, and a block contains few phases of a program with changing speed.
 const APART_MAX: f64 = 6.0;
 
-/// By what is told what a point did while it was not counted, so that it costs no more than it may.
+/// Basis for estimating the uncounted work within the cost limit.
 ///
 /// # Errors
 /// Why it cannot be counted for long enough at this price, for people.
@@ -60,11 +58,11 @@ pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     if share >= share_min {
         return Ok(Rest::CpuTime);
     }
-    // At the price that was seen: where it turns out to be another they will be as far apart as that takes.
+    // At the cost seen in the search. If the cost changes, the distance follows.
     let apart = share_min / share.max(1e-9) * (found.hit_cost_seen / found.hit_cost).min(1.0);
-    // What is hit in more than half of its time is told too small.
+    // If hits take more than half of the time, the estimate is too small.
     let most = APART_MAX.min(TAKEN_MAX * CHARGED * share_min / cost_max);
-    // Of code that no file holds so short a window has few hits.
+    // In generated code, so short a window has few hits.
     if apart <= most && matches!(found.at, At::File { .. }) {
         return Ok(Rest::LastWindow { share_min, apart });
     }
@@ -77,12 +75,11 @@ pub(super) fn rest(found: &Found, cost_max: f64) -> Result<Rest, String> {
     ))
 }
 
-/// Share of the time in which it can be counted, as a hit is charged.
 fn share(found: &Found) -> f64 {
     (found.chosen.duty / CHARGED).min(1.0)
 }
 
-/// Begins to count a point and its witness, which can be afforded ([`rest`]).
+/// Begins to count a site and its witness within the limit ([`rest`]).
 ///
 /// # Errors
 /// As of a meter that is opened.

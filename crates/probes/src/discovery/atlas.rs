@@ -1,4 +1,4 @@
-//! What addresses of a program mean: which file, which function, and what can be counted around them. Looked up once.
+//! Resolves addresses of a program to files, functions and candidates, with a cache.
 
 use crate::concern::census::{Census, Family};
 use crate::discovery::image::Image;
@@ -13,49 +13,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Most code that is taken apart in one search, in bytes: a program may be made to have functions without end.
+/// Most code decoded per search, in bytes: a hostile program may have endless functions.
 const CODE_MAX: usize = 4 * 1024 * 1024;
-/// Most files that are looked into.
 const IMAGES_MAX: usize = 128;
-/// Most functions of all files together, of which each takes eight bytes.
+/// Most functions of all files together, eight bytes each.
 const FUNCTIONS_MAX: usize = 1024 * 1024;
 
-/// An address of the program, understood.
+/// A resolved address.
 #[derive(Clone)]
 pub(super) struct Frame {
     pub(super) image: usize,
-    /// Start of its function.
     pub(super) function: u64,
-    /// At work in a loop that waits.
+    /// The sample is in a loop that waits.
     pub(super) waits: bool,
     pub(super) candidates: Vec<Candidate>,
 }
 
-/// Whose the code at an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// Of a file.
     File,
-    /// Of the kernel, which gives it to every process.
+    /// Mapped into every process by the kernel.
     Kernel,
-    /// Of nothing that is mapped as code of a file: compiled while the program runs.
+    /// Generated at run time: in no mapping of a file's code.
     Compiled,
-    /// It could not be read what the process has mapped.
+    /// The mappings of the process could not be read.
     Unknown,
 }
 
-/// What was looked up already.
 pub(super) struct Atlas {
-    /// When that was read; before the first sample.
+    /// Time of reading the mappings, before the first sample.
     begun: SystemTime,
-    /// `None` where it could not be read.
+    /// `None`: the mappings could not be read.
     maps: BTreeMap<ProcessId, Option<Layout>>,
     numbers: BTreeMap<((u32, u32), u64), usize>,
-    /// `None` for a file that cannot be looked into.
+    /// `None`: the file could not be parsed.
     pub(super) images: Vec<Option<Image>>,
-    /// Why files were left out, for people.
     pub(super) left_out: BTreeSet<String>,
-    /// By file and function: where instructions begin, because one was about to be executed there.
+    /// By file and function: addresses at which an instruction was about to run.
     seen: BTreeMap<(usize, u64), BTreeSet<u64>>,
     functions: BTreeMap<(usize, u64), Option<Function>>,
     frames: BTreeMap<(usize, u64, bool), Option<Frame>>,
@@ -67,7 +61,7 @@ pub(super) struct Atlas {
 }
 
 impl Atlas {
-    /// Reads what the processes have mapped. Files that others than they have mapped, by this census, are left out.
+    /// Reads the mappings of the processes. The process map scan excludes files that other processes map.
     pub(super) fn new(root: &Root, processes: &[ProcessId], census: Arc<Census>) -> Self {
         Self {
             begun: SystemTime::now(),
@@ -94,12 +88,11 @@ impl Atlas {
             .find(|m| (m.start..m.end).contains(&address))
     }
 
-    /// Whether a process has code of a file at an address.
     pub(super) fn is_code(&self, process: ProcessId, address: u64) -> bool {
         self.mapping(process, address).is_some()
     }
 
-    /// Whether a process has code at an address, of a file or of none.
+    /// Whether a process has code at an address, of a file or generated.
     pub(super) fn may_be_code(&self, process: ProcessId, address: u64) -> bool {
         let compiled = || {
             self.compiled(process)
@@ -109,7 +102,6 @@ impl Atlas {
         self.is_code(process, address) || compiled()
     }
 
-    /// Where a process has code that no file holds: from and to.
     pub(super) fn compiled(&self, process: ProcessId) -> &[(u64, u64)] {
         self.maps
             .get(&process)
@@ -117,7 +109,6 @@ impl Atlas {
             .map_or(&[], |layout| &layout.compiled)
     }
 
-    /// Whose the code at an address of a process is, at which it was seen at work.
     pub(super) fn code(&self, process: ProcessId, address: u64) -> Code {
         match self.maps.get(&process).and_then(Option::as_ref) {
             None => Code::Unknown,
@@ -134,10 +125,9 @@ impl Atlas {
         }
     }
 
-    /// Takes note of addresses at which a process was about to execute an instruction, from samples taken since this atlas was made:
-    /// code is followed from there, too. To be told before anything is looked up. What follows is counted at, so only what is certain
-    /// is believed: the same piece of the same file was mapped there before the samples and after them, the file is older than
-    /// they are, and the process has in its memory what the file holds.
+    /// Adds sampled addresses as starts for decoding. Call before any lookup, with samples taken after this atlas was
+    /// made. Probes depend on them, so they must be certain. The same part of the file was mapped before and after the
+    /// samples. The file is older than the samples, and the process's memory equals the file.
     pub(super) fn learn(&mut self, root: &Root, workload: &Workload, addresses: &BTreeSet<(ProcessId, u64)>) {
         let mut by_process: BTreeMap<ProcessId, BTreeSet<u64>> = BTreeMap::new();
         for (process, address) in addresses {
@@ -162,7 +152,7 @@ impl Atlas {
         }
     }
 
-    /// The start of the function in which a sampled address lies, if the process ran what the file holds there.
+    /// Start of the function of a sampled address, if the process ran the file's code there.
     fn certain(&self, image: usize, at: u64, patched: &Patched) -> Option<u64> {
         let image = self.images.get(image)?.as_ref()?;
         let same = image.file.is_older_than(self.begun)
@@ -170,7 +160,7 @@ impl Atlas {
         image.function(at).filter(|_| same)
     }
 
-    /// The file and the address, as the file numbers it, of an address of a process.
+    /// The file and the file-relative address of a process's address.
     fn locate(
         &mut self,
         root: &Root,
@@ -185,8 +175,7 @@ impl Atlas {
         Some((image, at))
     }
 
-    /// What an address of a process is: an instruction at work, or where a call returns to. `None` for everything
-    /// else that lies on a stack.
+    /// Resolves an address: a sampled instruction, or a return address. `None`: any other word of a stack.
     pub(super) fn resolve(
         &mut self,
         root: &Root,
@@ -214,7 +203,7 @@ impl Atlas {
             Err(Refusal::Lasting(format!("more than {IMAGES_MAX} files")))
         };
         let number = self.images.len();
-        // A file that cannot be looked into is remembered as such.
+        // Remembers also that a file could not be parsed.
         if let Err(why) = &image {
             self.passing |= matches!(why, Refusal::Now(_));
             self.left_out.insert(why.to_string());
@@ -249,7 +238,7 @@ impl Atlas {
 
     fn look(&mut self, image: usize, at: u64, returns: bool) -> Option<Frame> {
         let file = self.images.get(image)?.as_ref()?;
-        // Where a call returns to may be the first address behind its function.
+        // A return address may be the first address behind its function.
         let start = match file.function(at) {
             Some(start) if !(returns && start == at) => start,
             _ if returns => file.function(at.checked_sub(1)?)?,
@@ -286,7 +275,6 @@ impl Atlas {
     }
 }
 
-/// Whether a mapping is of the process's main executable.
 fn is_main(root: &Root, process: ProcessId, mapping: &Mapping) -> bool {
     open_process(root, process)
         .and_then(|dir| {

@@ -1,7 +1,7 @@
-//! The files whose code a process runs: where in them functions begin and end, and their bytes.
+//! Functions and bytes of the files whose code a process runs.
 //!
-//! Ranges of functions come from what unwinders need (`.eh_frame`, which survives `strip`), from Go's own table, and from
-//! symbols. Nothing is run and nothing trusted: every number is checked.
+//! Function ranges come from unwind tables (`.eh_frame`, which survives `strip`), Go's own table, and symbols. Every
+//! number is checked, because the file is untrusted. Nothing of it is executed.
 
 use crate::concern::Target;
 use homeostat_meters::code_file::CodeFile;
@@ -10,25 +10,22 @@ use homeostat_sensors::storage::Refusal;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Code of one function that is read at most.
+/// Most code that is read of one function.
 const FUNCTION_MAX: u64 = homeostat_points::code::FUNCTION_MAX as u64;
-/// A file with code.
 pub(super) struct Image {
     pub(super) file: Arc<CodeFile>,
-    /// Of the mapping through which it was opened.
     pub(super) device_inode: ((u32, u32), u64),
     /// As the process sees it.
     pub(super) path: String,
-    /// Its name without directories, for people.
     pub(super) name: String,
     code: CodeMap,
 }
 
 impl Image {
-    /// Looks into a file.
+    /// Parses a file.
     ///
     /// # Errors
-    /// As of [`CodeMap::read`]; or no helper process could look into it now.
+    /// As of [`CodeMap::read`], or no helper process was available.
     pub(super) fn new(
         file: CodeFile,
         device_inode: ((u32, u32), u64),
@@ -45,12 +42,10 @@ impl Image {
         })
     }
 
-    /// How many functions it has.
     pub(super) fn functions(&self) -> usize {
         self.code.functions.len()
     }
 
-    /// As a file in which something is counted.
     pub(super) fn target(&self) -> Target {
         Target {
             device_inode: self.device_inode,
@@ -59,7 +54,7 @@ impl Image {
         }
     }
 
-    /// Address, as the file numbers it, of a place in the file.
+    /// File-relative address of an offset.
     pub(super) fn address(&self, offset: u64) -> Option<u64> {
         self.code.segments.iter().find_map(|s| {
             let within = offset.checked_sub(s.offset)?;
@@ -68,18 +63,17 @@ impl Image {
         })
     }
 
-    /// Place in the file of an address.
+    /// Offset of a file-relative address.
     pub(super) fn offset(&self, address: u64) -> Option<u64> {
         let segment = self.code.segments.iter().find(|s| s.holds(address))?;
         segment.offset.checked_add(address.checked_sub(segment.address)?)
     }
 
-    /// Start of the function that an address lies in.
     pub(super) fn function(&self, address: u64) -> Option<u64> {
         self.code.functions.around(address).map(|range| range.0)
     }
 
-    /// Whether a function, or the stub of one, begins at an address.
+    /// Whether a function, or a stub of one, begins at an address.
     pub(super) fn begins(&self, address: u64) -> bool {
         self.function(address) == Some(address)
             || self
@@ -89,7 +83,6 @@ impl Image {
                 .any(|(from, to)| (*from..*to).contains(&address) && (address - from) % STUB == 0)
     }
 
-    /// The code of a function.
     pub(super) fn code(&self, start: u64) -> Option<Vec<u8>> {
         let (_, end) = self.code.functions.around(start).filter(|f| f.0 == start)?;
         let size = end.checked_sub(start)?;

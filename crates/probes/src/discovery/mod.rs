@@ -1,13 +1,12 @@
-//! Progress points: places in the program's own code that run once per unit of its work, found without its help
-//! (`points`). For programs that tell nothing and whose kernel work follows nothing.
+//! Probe sites: a search finds instructions that run once per unit of the program's work, without its help (crate
+//! `points`). This serves programs that expose no counter and whose kernel work is not proportional to their work.
 //!
-//! Opening the meter starts a search on a thread of its own ([`search`]), fifteen to thirty seconds long; until it ends
-//! the meter is busy. Then one place is counted, and a second one beside it as a witness: when their ratio moves, when
-//! they fall silent, when the program is replaced or somebody traces it, the meter ends, and with it a trial that
-//! rests on it. Where counting would cost more than the limit, it is done part of the time. Whom it concerns is looked at before
-//! a probe is put on or taken off ([`concern`](crate::concern)).
+//! Opening the meter starts a search on a separate thread ([`search`]), which takes 15 to 30 s. The meter is busy until
+//! then. It counts one site, and a second one as a witness. The meter ends, and with it any trial based on it, if their
+//! ratio moves, they fall silent, the program is replaced, or somebody traces it. Above the cost limit, counting is
+//! sampled. Before a probe is attached or detached, the safety checks run ([`concern`](crate::concern)).
 //!
-//! The kernel removes the probes when homeostat ends, however it ends.
+//! The kernel removes the probes whenever homeostat exits.
 
 mod active;
 mod atlas;
@@ -46,25 +45,23 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Name of the meter.
 const ID: &str = "points";
 const UNIT: &str = "turn of its work";
-/// A search that found nothing is not made again for this long: it costs the program a little.
+/// Delay before repeating a search that found nothing: a search costs the program a little.
 const REST: Duration = Duration::from_secs(3600);
-/// … or for so long, when what was in its way may pass.
+/// … if the obstacle may pass.
 const REST_NOW: Duration = Duration::from_secs(60);
-/// … or for so long, when the code that was counted was made anew: a compiler that has begun to does it again.
+/// … if generated code was replaced: a compiler that has begun to replace code goes on.
 const REST_COMPILED: Duration = Duration::from_secs(300);
-/// Programs that are known to compile code while they run.
+/// Programs known to compile code at run time.
 const COMPILERS: [&str; 8] = [
     "java", "node", "nodejs", "deno", "bun", "dotnet", "luajit", "pypy3",
 ];
-/// Times in a row that what was found may fail to be counted, for a reason that does not pass.
+/// Most lasting failures in a row to count at a found site.
 const FAILURES_MAX: u32 = 3;
-/// Most answers that are remembered.
 const REMEMBERED_MAX: usize = 256;
 
-/// A program as it was when points were looked for in it.
+/// A program at the time of its search.
 type Key = (WorkloadId, ProcessId, (u64, u64));
 
 #[derive(Clone)]
@@ -72,29 +69,28 @@ enum Known {
     Found {
         found: Box<Found>,
         account: String,
-        /// Times in a row that it could not be counted.
         failures: u32,
     },
     Nothing {
         why: Refusal,
-        /// It is not looked for again before.
+        /// No new search before this time.
         until: Instant,
-        /// What the search did and what it cost, if there was one.
+        /// What the search did and cost, if there was one.
         account: Option<String>,
     },
 }
 
-/// What searches have found, shared with those that run.
+/// Results of searches, shared with running searches.
 type Memory = Arc<Mutex<BTreeMap<Key, Known>>>;
 
-/// The kind.
+/// The meter kind.
 pub struct Points {
     wish: PointsWish,
-    /// Who is on the machine, where nobody asked for them.
+    /// Watch for untrusted users, if nobody asked for probe sites.
     strangers: Arc<Mutex<Strangers>>,
     limits: Limits,
     memory: Memory,
-    /// Whether this kernel and this user can count so, once tried.
+    /// Whether this kernel and user can count, once tried.
     possible: Option<Result<(), String>>,
 }
 
@@ -136,7 +132,6 @@ impl Points {
         found
     }
 
-    /// Who is watched for, unless a person asked for points.
     fn strangers(&self) -> Option<Arc<Mutex<Strangers>>> {
         (self.wish == PointsWish::Auto).then(|| Arc::clone(&self.strangers))
     }
@@ -176,14 +171,13 @@ impl Points {
     }
 }
 
-/// Why points are not used now, by who is on the machine.
 fn why_not(strangers: &Mutex<Strangers>, root: &Root) -> Option<String> {
-    // A thread that panicked while it held the lock has at worst not remembered somebody.
+    // A panic under this lock at worst forgot a user.
     let mut strangers = strangers.lock().unwrap_or_else(PoisonError::into_inner);
     strangers.why_not(root, Instant::now())
 }
 
-/// Nothing was found, for this reason: it is not looked for again for a while.
+/// A failed search, with the reason and the time of the next.
 fn nothing(why: Refusal, account: Option<String>) -> Known {
     let rest = match why {
         Refusal::Now(_) => REST_NOW,
@@ -197,7 +191,7 @@ fn nothing(why: Refusal, account: Option<String>) -> Known {
 }
 
 fn lock(memory: &Memory) -> std::sync::MutexGuard<'_, BTreeMap<Key, Known>> {
-    // A thread that panicked while it held the lock has at worst not remembered something.
+    // A panic under this lock at worst forgot a result.
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -209,8 +203,7 @@ fn remember(memory: &Memory, key: &Key, known: Known) {
     memory.insert(key.clone(), known);
 }
 
-/// Notes how the counting of what was found began. What fails time after time, for a reason that does not pass, is judged like what
-/// was not found.
+/// Notes whether counting began. Repeated lasting failures count as a failed search.
 fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
     let mut memory = lock(memory);
     let Some(Known::Found { failures, .. }) = memory.get_mut(key) else {
@@ -218,7 +211,7 @@ fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
     };
     match failed {
         None => *failures = 0,
-        // A lack of memory or descriptors passes, and whoever has ended is forgotten.
+        // A lack of memory or descriptors passes, and ended programs are forgotten.
         Some(PlatformError::Busy { .. } | PlatformError::Vanished { .. }) => {}
         Some(why) => {
             *failures += 1;
@@ -229,8 +222,7 @@ fn note_opening(memory: &Memory, key: &Key, failed: Option<&PlatformError>) {
     }
 }
 
-/// What was counted means something else now: it is forgotten. Code that no file holds was perhaps made anew, and will be again while
-/// its compiler learns what the program does.
+/// Forgets a site that changed its meaning. A compiler that replaced generated code may do so again.
 fn lost(memory: &Memory, key: &Key, why: &str) {
     let mut memory = lock(memory);
     if let Some(Known::Found { found, .. }) = memory.remove(key) {
@@ -245,7 +237,7 @@ fn lost(memory: &Memory, key: &Key, why: &str) {
     }
 }
 
-/// Forgets what was found in processes that have ended, and with it lets go of their files.
+/// Forgets results of ended processes and closes their files.
 fn forget_the_ended(root: &Root, memory: &Memory) {
     lock(memory).retain(|(_, process, _), _| open_process(root, *process).is_ok());
 }
@@ -264,12 +256,12 @@ impl MeterKind for Points {
                         };
                         (format!("passage of {}", found.name()), hit)
                     }
-                    // Which it will be the search finds out; until then nobody is told too little.
+                    // The search decides between the two. Until then, the higher cost is reported.
                     _ if compiles => (UNIT.to_owned(), compiled::known_cost()),
                     _ => (UNIT.to_owned(), in_files()),
                 };
                 MeterCandidate {
-                    // The point and its witness.
+                    // For the site and its witness.
                     cost_per_count: Nanoseconds::from_secs_f64(2.0 * hit),
                     ..usable(ID, MeterClass::Points, &unit)
                 }
@@ -289,7 +281,7 @@ impl MeterKind for Points {
         }
         let key = self.check(root, workload).map_err(|why| unsupported(&why))?;
         let limits = self.limits;
-        // Not in the condition itself: the lock would be held in all that follows, which takes it again.
+        // Not within the condition: that would hold the lock for the whole body, which takes it again.
         let known = lock(&self.memory).get(&key).cloned();
         if let Some(Known::Found { found, .. }) = known {
             let active = active::open(root, workload, &found, key.2, limits.cost);
@@ -310,7 +302,7 @@ impl MeterKind for Points {
         std::thread::Builder::new()
             .name("points".to_owned())
             .spawn(move || {
-                // Nobody waits for it any more: then nothing is to be told.
+                // The receiver may be gone.
                 let _ = sender.send(search::search(&root_there, &workload_there, limits, &stop_there));
             })
             .map_err(|e| PlatformError::Busy {
@@ -380,7 +372,6 @@ struct PointsMeter {
     root: Root,
     memory: Memory,
     key: Key,
-    /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
     strangers: Option<Arc<Mutex<Strangers>>>,
     state: State,
@@ -396,7 +387,7 @@ impl PointsMeter {
     fn nothing(&mut self, why: Refusal, account: Option<String>) -> PlatformError {
         remember(&self.memory, &self.key, nothing(why.clone(), account));
         let error = unsupported(&why.to_string());
-        // What was attached goes now.
+        // Detaches now.
         self.state = State::Over(why.to_string());
         error
     }
@@ -428,7 +419,7 @@ impl Meter for PointsMeter {
     fn read(&mut self, workload: &Workload) -> Result<f64, PlatformError> {
         if !matches!(self.state, State::Over(_)) {
             if let Some(why) = self.strangers.as_ref().and_then(|s| why_not(s, &self.root)) {
-                // What was found stays known: when they have gone it is counted at once. What is on goes now.
+                // The result stays known for when the users have gone. Detaches now.
                 self.stop_search();
                 self.state = State::Over(why);
             }
@@ -440,7 +431,7 @@ impl Meter for PointsMeter {
                 Ok(None) => Err(not_yet("its probes are being put on")),
                 Err(Lost::Paused(why)) => Err(not_yet(&why)),
                 Err(Lost::Vanished(e)) => Err(e),
-                // The place means something else now: it is looked for anew when the meter is opened next, or later.
+                // The site has changed its meaning. A later opening of the meter starts a new search.
                 Err(Lost::Changed(why)) => {
                     lost(&self.memory, &self.key, &why);
                     self.state = State::Over(why.clone());
@@ -462,7 +453,7 @@ impl Meter for PointsMeter {
                     account,
                     ..
                 }) => {
-                    // Its rate may be another in an hour.
+                    // Its rate may be different in an hour.
                     if let Err(why) = active::rest(&found, self.cost_max) {
                         return Err(self.nothing(Refusal::Lasting(why), Some(account)));
                     }
@@ -477,7 +468,7 @@ impl Meter for PointsMeter {
                             self.state = State::Active(Box::new(active));
                             Err(not_yet("its probes are being put on"))
                         }
-                        // What was found stays known for a while: the next one who opens it need not look for it.
+                        // The result stays known for a while, so that the next opening needs no search.
                         Err(e) => {
                             note_opening(&self.memory, &self.key, Some(&e));
                             self.state = State::Over(e.to_string());
@@ -496,20 +487,20 @@ impl Drop for PointsMeter {
     }
 }
 
-/// What a search found, for people and for recordings.
+/// Result of a search, for people and recordings.
 #[derive(Clone, Debug)]
 pub struct PointsReport {
-    /// The place, or why there is none.
+    /// Name of the site, or why there is none.
     pub result: Result<String, String>,
-    /// Why it can be trusted.
+    /// Why the site can be trusted.
     pub reason: Option<String>,
-    /// What was done and what it cost.
+    /// What the search did and cost.
     pub account: String,
-    /// What was counted in the last round.
+    /// Counts of the last round.
     pub observation: Option<Observation>,
 }
 
-/// Looks for the progress points of a workload now, in the calling thread: up to 40 s. Nothing stays attached.
+/// Searches a workload's probe sites now, in the calling thread, for up to 40 s. No probe stays attached.
 pub fn find_points(root: &Root, workload: &Workload) -> PointsReport {
     let ended = search::search(root, workload, Limits::default(), &AtomicBool::new(false));
     PointsReport {

@@ -1,4 +1,4 @@
-//! The probes on a point and its witness, and what their windows show.
+//! Attaches probes to a site and its witness, and checks that both keep their meaning.
 
 use crate::concern::keeper::Held;
 use crate::concern::{Files, Looked, Others, threads};
@@ -19,51 +19,46 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Processes that get a link each.
+/// Most processes that get a link.
 const PROCESSES_MAX: usize = 64;
-/// Hits of both places from which their ratio is compared.
+/// Fewest hits of both sites for comparing their ratio.
 const RATIO_HITS: u64 = 400;
-/// The ratio of point and witness may move by this (logarithm): within a cluster it keeps to 2 %.
+/// Largest move of the ratio of site and witness (logarithm): within a cluster it stays within 2 %.
 const RATIO_MOVED: f64 = 0.10;
-/// Turns kept for that.
+/// Turns over which the ratio is taken.
 const RATIO_TURNS: usize = 12;
-/// Turns without a hit, though the program worked while it was counted, after which the point is taken for lost.
+/// Turns without a hit, with the program active, after which the site is lost.
 const SILENT_MAX: u32 = 5;
-/// Time between two looks at whether the code in memory is still that of the file.
+/// Interval between comparisons of the code in memory with the file.
 const COMPARE_EVERY: Duration = Duration::from_secs(16);
 
-/// What is on a process.
 type Attached = Held<Vec<Link>>;
 
-/// The probes on both places.
 pub(super) struct Probes {
     root: Root,
     name: String,
     main: ProcessId,
     executable: (u64, u64),
     places: Vec<(Place, u32)>,
-    /// They rest on what the main process did, and are put into no other.
+    /// The site is known only from the main process's behaviour, so other processes get no probes.
     only_main: bool,
     files: Files,
     counters: Arc<Counters>,
     links: BTreeMap<ProcessId, Attached>,
-    /// That they may be on, from before the first. After them, so that it ends when they are off.
+    /// The clean-up log entry, from before the first probe. Declared after the links, to end after them.
     owed: Option<Arc<Owed>>,
-    /// Processes whose memory was seen to agree with the file, and those where it does not.
+    /// For each process that was compared: whether its memory agrees with the file.
     compared: BTreeMap<ProcessId, bool>,
-    /// Programs whose processes are counted (device and inode).
+    /// Counted programs (device and inode).
     executables: BTreeSet<(u64, u64)>,
-    /// When the code in memory was compared with that of the file.
     code_seen: Option<Instant>,
     watch: Watch,
     children: Children,
-    /// Tells what a hit costs now.
     at_once: AtOnce,
 }
 
 impl Probes {
-    /// `places`: the point and, if there is one, its witness. `main`: the process in which it was found, which runs this
-    /// `executable`.
+    /// `places`: the site and its witness, if any. `main`: the searched process, which runs this `executable`.
     pub(super) fn new(
         root: &Root,
         found: &Found,
@@ -99,12 +94,11 @@ impl Probes {
         }
     }
 
-    /// Whether a process runs one of the programs that are counted.
     fn runs_it(&self, process: ProcessId) -> bool {
         executable(&self.root, process).is_some_and(|e| self.executables.contains(&e))
     }
 
-    /// Whether what a process runs at the places is what the files hold. Looked at once for each process.
+    /// Whether a process's code at the sites equals the file's. Compared once per process.
     fn agrees(&mut self, process: ProcessId) -> Result<bool, PlatformError> {
         if let Some(known) = self.compared.get(&process) {
             return Ok(*known);
@@ -118,7 +112,7 @@ impl Probes {
         Ok(agrees)
     }
 
-    /// Writes down where breakpoints will be, before the first of them; once for all turns. Notes that some may be in.
+    /// Logs the sites before the first breakpoint, once for all turns. Notes that some may be inserted.
     fn owe(&mut self, processes: &[ProcessId]) -> Result<On, Refusal> {
         if let Some(owed) = &self.owed {
             return owed.take();
@@ -139,7 +133,7 @@ impl Probes {
         let mut outcome = Ok(());
         let mut rest = self.places.as_slice();
         while let Some(((first, number), others)) = rest.split_first() {
-            // Both in one file go into one link.
+            // Sites in one file share a link.
             let mut places = vec![(first.offset, *number)];
             let mut left = others;
             while let Some(((next, number), after)) = left
@@ -161,7 +155,7 @@ impl Probes {
             }
             rest = left;
         }
-        // What was attached before something went wrong is let go of like all else.
+        // After an error, the links made so far are released as usual.
         let attached = Held::new(&self.root, &self.files, &[process], links, on.clone());
         outcome.map(|()| attached)
     }
@@ -206,7 +200,7 @@ impl Subject for Probes {
             .processes
             .get(..PROCESSES_MAX)
             .unwrap_or(&workload.processes);
-        // Threads may have come since it was found.
+        // Threads may have been added since the search.
         let crowd = Crowd::of(&self.root, looked_at);
         self.at_once.are_now(crowd);
         let allowed = crowd
@@ -220,7 +214,7 @@ impl Subject for Probes {
 
     fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError> {
         let main = *processes.first().ok_or_else(|| failed(OpenError::Vanished))?;
-        // Before any of ours may be in: whatever else is found there is somebody else's.
+        // Compare before any probe of ours is inserted: a difference now is somebody else's.
         for process in processes.iter().take(PROCESSES_MAX) {
             let _ = self.agrees(*process);
         }
@@ -234,14 +228,14 @@ impl Subject for Probes {
             .owe(processes)
             .map_err(|why| why.error("counting a progress point"))?;
         let there: BTreeSet<ProcessId> = processes.iter().copied().collect();
-        // The kernel's probes outlive an exec: a process that runs another program now is let go of in every turn.
+        // Kernel probes survive an exec, so each turn releases processes that now run another program.
         let (root, executables) = (self.root.clone(), self.executables.clone());
         let runs_it = |process| executable(&root, process).is_some_and(|e| executables.contains(&e));
         self.links
             .retain(|process, _| there.contains(process) && runs_it(*process));
         self.compared.retain(|process, _| there.contains(process));
         for process in processes.iter().take(PROCESSES_MAX) {
-            // Of several processes one may run another program, or have code of its own.
+            // One of several processes may run another program, or have patched code.
             if self.links.contains_key(process)
                 || (self.only_main && *process != self.main)
                 || !runs_it(*process)
@@ -300,18 +294,16 @@ impl Subject for Probes {
     }
 }
 
-/// What the turns have shown of the two places.
 #[derive(Default)]
 pub(super) struct Watch {
     silent: u32,
     recent: VecDeque<[u64; 2]>,
-    /// Ratio of point to witness when counting began (logarithm).
+    /// Initial ratio of site to witness (logarithm).
     ratio: Option<f64>,
 }
 
 impl Watch {
-    /// Whether the point still means what it meant, after a turn with so much CPU time and so many hits while it was
-    /// counted.
+    /// Checks that the site keeps its meaning, after a turn with this CPU time and these hits while counted.
     pub(super) fn judge(&mut self, name: &str, used: f64, hits: [u64; 2]) -> Result<(), String> {
         if hits[0] > 0 {
             self.silent = 0;
@@ -332,7 +324,7 @@ impl Watch {
                 .iter()
                 .fold(0u64, |sum, turn| sum.saturating_add(turn[i]))
         });
-        // Once the ratio is known, either is enough: what the other should have. It may be the one that runs no more.
+        // With a known ratio, the hits expected from the other site suffice: one of the two may have stopped.
         let expected = |other: u64, sign: f64| self.ratio.map_or(0.0, |r| other as f64 * (sign * r).exp());
         let enough = |own: u64, expected: f64| own >= RATIO_HITS || expected >= RATIO_HITS as f64;
         if !enough(point, expected(witness, 1.0)) || !enough(witness, expected(point, -1.0)) {

@@ -1,5 +1,4 @@
-//! Before anybody else's program is looked into, a function of our own is counted: whether this kernel counts as it should,
-//! and what a hit costs on this machine.
+//! Probes a function of our own first: checks that this kernel counts correctly, and measures the cost of a hit.
 
 use crate::concern::census::Census;
 use crate::concern::keeper::Held;
@@ -24,46 +23,42 @@ use std::num::NonZero;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Calls of our function in one series.
+/// Calls of our function per series.
 const CALLS: u64 = 500;
-/// Series with and without a probe, of which the middle one counts.
+/// Number of series with and without a probe. The median counts.
 const SERIES: usize = 5;
-/// Most places of our function that are tried.
+/// Most sites of our function that are tried.
 const TRIES: usize = 4;
-/// What a hit costs in a program that has more to do than ours: its caches hold other things than the kernel's way through
-/// a probe, which our loop never leaves.
+/// Factor for a real program, whose caches hold other data. Our loop keeps the kernel's probe path cached.
 const COLD: f64 = 1.25;
-/// Bounds of what is believed of a hit's cost (seconds). The lower one is what it costs at least where a program's caches hold
-/// other things (measured: 0.6 to 0.8 µs), however fast our own loop is.
+/// Bounds on the cost (seconds). The lower one applies with cold caches, however fast our loop is (0.6 to 0.8 µs
+/// measured).
 const COST_MIN: f64 = 0.7e-6;
 const COST_MAX: f64 = 50e-6;
-/// Longest wait of those threads for each other; a machine that cannot run them by then is too busy to be measured.
+/// Longest wait of the threads for each other. A machine that exceeds it is too busy to measure.
 const START_MAX: Duration = Duration::from_secs(5);
-/// A thread that took so many times as long as it had a CPU was not running all the time …
+/// A thread whose wall time exceeds its CPU time by this factor did not run all the time …
 const HELD_UP: f64 = 1.5;
-/// … and series that overlapped for less than this share of the shortest were not run at once.
+/// … and series that overlapped for less than this share of the shortest did not run at once.
 const OVERLAP: f64 = 0.5;
-/// What is taken for a hit's cost, as many times what it was seen to cost at most, where threads could not be run at once.
+/// Factor on the largest cost seen, if threads could not run at once.
 const BUSY: f64 = 2.0;
-/// Rounds of series, of which on a busy machine few are run at once: some tenths of a second.
+/// Most rounds of series, some tenths of a second: on a busy machine few run at once.
 const ROUNDS_MAX: usize = 120;
 
-/// The cost of a hit by the number of threads that hit at once, once it is known; a lack of memory or descriptors is not
-/// remembered. Held for a moment only.
+/// Cost of a hit by number of concurrent threads. A passing failure is not remembered. Held for a moment only.
 static KNOWN: Mutex<BTreeMap<usize, Result<f64, String>>> = Mutex::new(BTreeMap::new());
 /// Held by the thread that rehearses.
 static REHEARSING: Mutex<()> = Mutex::new(());
 
-/// Threads of ours that can run at once.
 fn own_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// What a hit costs here when so many threads hit at once, by their number, in seconds of the program's CPU time: of as many as tell what
-/// it costs this program.
+/// Cost of a hit (seconds of CPU time) by number of concurrent threads, for the numbers that matter to this program.
 ///
 /// # Errors
-/// A sentence: this kernel or this user cannot count so, or it does not count as it should.
+/// A sentence: this kernel or user cannot count, or the counts are wrong.
 pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<BTreeMap<usize, f64>, Refusal> {
     crowd
         .telling()
@@ -73,7 +68,7 @@ pub(super) fn rehearse(root: &Root, crowd: Crowd) -> Result<BTreeMap<usize, f64>
 }
 
 fn rehearse_with(root: &Root, threads: usize) -> Result<f64, Refusal> {
-    // Whoever asks what is known meanwhile need not wait.
+    // Known costs stay readable meanwhile.
     let _rehearsing = REHEARSING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = KNOWN
         .lock()
@@ -85,7 +80,7 @@ fn rehearse_with(root: &Root, threads: usize) -> Result<f64, Refusal> {
     }
     let outcome = match try_on_ourselves(root, threads) {
         Ok(cost) if cost.at_once => Ok(cost.seconds),
-        // Better is hoped for the next time.
+        // A retry may measure better.
         Ok(cost) => return Ok(cost.seconds),
         Err(Trouble::Now(why)) => return Err(Refusal::Now(why)),
         Err(Trouble::Always(why)) => Err(why),
@@ -97,7 +92,7 @@ fn rehearse_with(root: &Root, threads: usize) -> Result<f64, Refusal> {
     outcome.map_err(Refusal::Lasting)
 }
 
-/// The cost with so many threads, if a search has found it out already.
+/// The cost with this number of threads, if a search has measured it.
 pub(super) fn known_cost(crowd: Crowd) -> f64 {
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let cost = match known.get(&crowd.measured()) {
@@ -112,7 +107,7 @@ enum Trouble {
     Always(String),
 }
 
-/// What is counted: a loop with a jump back, that no compiler removes.
+/// The probed function: a loop with a backward jump that no compiler removes.
 #[inline(never)]
 fn beat(turns: u64) -> u64 {
     let mut sum = 0;
@@ -122,16 +117,15 @@ fn beat(turns: u64) -> u64 {
     sum
 }
 
-/// CPU time of this thread in seconds.
+/// CPU time of this thread (seconds).
 fn clock() -> f64 {
     let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Where threads wait for each other, asleep, before each round.
+/// A barrier at which threads sleep before each round.
 struct Meeting {
     threads: usize,
-    /// How long one waits for the others.
     patience: Duration,
     arrived: Mutex<usize>,
     all: Condvar,
@@ -147,7 +141,7 @@ impl Meeting {
         }
     }
 
-    /// Waits until all have come to this round (the first is 1). False: not all came in time.
+    /// Waits until all threads reach this round (the first is 1). False: timeout.
     fn wait(&self, round: usize) -> bool {
         let enough = round * self.threads;
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +157,7 @@ impl Meeting {
     }
 }
 
-/// A series as one of several threads ran it: when, and how much CPU time it took.
+/// One thread's run of a series: its time span and CPU time.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     begun: Instant,
@@ -171,7 +165,7 @@ struct Run {
     cpu: f64,
 }
 
-/// Whether these series were run at once: each thread had a CPU nearly all the time, and at the same time as the others.
+/// Whether these series ran at once: each thread had a CPU nearly all the time, at the same time as the others.
 fn at_once(runs: &[Run]) -> bool {
     let wall = |run: &Run| run.ended.duration_since(run.begun).as_secs_f64();
     let (Some(last_begun), Some(first_ended)) = (
@@ -185,20 +179,19 @@ fn at_once(runs: &[Run]) -> bool {
         && first_ended.saturating_duration_since(last_begun).as_secs_f64() >= OVERLAP * shortest
 }
 
-/// CPU time of a series (seconds).
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     seconds: f64,
-    /// The threads were seen to run at once; else it is more than any of them needed.
+    /// The threads ran at once. Otherwise the time is an upper bound.
     at_once: bool,
 }
 
-/// The CPU time of a series of [`CALLS`], the mean over so many threads that run theirs at once: the middle one of several. On a
-/// machine that is too busy to run them at once, twice the most that any of them needed.
+/// CPU time of a series of [`CALLS`], the mean over concurrent threads, median of several. Busy machine: twice the
+/// maximum.
 fn together(threads: usize) -> Result<Measured, Trouble> {
     let meeting = Meeting::new(threads, START_MAX);
     let run = || {
-        // Some tenths of a second: else a busy machine would have it wait in the middle of each series.
+        // For some tenths of a second. Otherwise a busy machine would interrupt each series.
         let _urgent = Urgent::begin();
         let round = |round| {
             meeting.wait(round).then(|| {
@@ -221,7 +214,7 @@ fn together(threads: usize) -> Result<Measured, Trouble> {
                     .spawn_scoped(scope, run)
             })
             .collect();
-        // One that could not be made is waited for in vain by the others, for as long as they wait.
+        // If a thread could not be made, the others wait for it until their timeout.
         let own = run();
         let theirs = others.into_iter().map(|thread| thread.ok()?.join().ok()?);
         std::iter::once(own).chain(theirs).collect()
@@ -255,7 +248,7 @@ fn together(threads: usize) -> Result<Measured, Trouble> {
     })
 }
 
-/// Calls of [`beat`], and the CPU time that they took.
+/// Calls [`beat`] and returns the CPU time.
 fn series(calls: u64) -> f64 {
     let function: fn(u64) -> u64 = black_box(beat);
     let begun = clock();
@@ -270,7 +263,7 @@ fn middle(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Whether a process runs our own program for root: another command of ours, or the daemon.
+/// Whether a process runs our own program as root: another command, or the daemon.
 fn is_ours(root: &Root, process: ProcessId) -> bool {
     let status = open_process(root, process)
         .ok()
@@ -281,7 +274,7 @@ fn is_ours(root: &Root, process: ProcessId) -> bool {
     })
 }
 
-/// We ourselves and all of us that run our program for root: whom a probe in it concerns.
+/// This process and all that run our program as root: a probe in it concerns them.
 fn ourselves(root: &Root) -> Result<Vec<ProcessId>, Refusal> {
     let stat = std::fs::read("/proc/self/stat")
         .map_err(|e| Refusal::Now(format!("/proc/self/stat cannot be read: {e}")))?;
@@ -335,14 +328,13 @@ fn try_on_ourselves(root: &Root, threads: usize) -> Result<Measured, Trouble> {
     Err(never(why))
 }
 
-/// Whom a probe in our own program concerns.
 struct Us<'a> {
     root: &'a Root,
     all: Vec<ProcessId>,
     files: Files,
 }
 
-/// Counts one place of [`beat`]: in twice as many calls there must be twice as many hits, to the last one.
+/// Probes one site of [`beat`]: twice the calls must give exactly twice the hits.
 fn cost_at(
     counters: &Counters,
     us: &Us<'_>,
@@ -366,7 +358,7 @@ fn cost_at(
     let once = count()?.saturating_sub(start);
     series(2 * CALLS);
     let twice = count()?.saturating_sub(start).saturating_sub(once);
-    // As many at once as we can be; those that are missing are taken to wait for each other in the kernel, one by one.
+    // As many threads at once as this process can run. Missing threads are assumed to queue in the kernel.
     let able = threads.min(own_threads());
     let probed = together(able)?;
     let missing = threads as f64 / able as f64;
@@ -380,7 +372,7 @@ fn cost_at(
             2 * CALLS
         )));
     }
-    // A call hits the place more than once, if it lies in the loop.
+    // In the loop, one call hits the site more than once.
     let hit = (probed.seconds - alone) / once as f64 * missing * COLD;
     Ok(Measured {
         seconds: hit.clamp(COST_MIN, COST_MAX),
@@ -390,7 +382,7 @@ fn cost_at(
 
 impl From<Refusal> for Trouble {
     fn from(why: Refusal) -> Self {
-        // What holds today, or for this process, may be otherwise tomorrow.
+        // The reason may not hold for another process or at another time.
         Self::Now(why.to_string())
     }
 }
@@ -403,7 +395,7 @@ fn trouble(e: &OpenError) -> Trouble {
     }
 }
 
-/// What may be counted of [`beat`], the surest first.
+/// Candidates in [`beat`], the surest first.
 fn own_places() -> Result<(Image, Vec<Candidate>), String> {
     let stat = std::fs::read("/proc/self/stat").map_err(|e| format!("/proc/self/stat: {e}"))?;
     let process = ProcessId {

@@ -1,6 +1,5 @@
-//! The first part of a search: where the program is at work. Stacks of its busiest threads are sampled; of each only the
-//! words are kept that point into code, and what else lay there is wiped as soon as it was looked at: it may be anybody's
-//! password.
+//! First part of a search: samples the stacks of the busiest threads. Only words that point into code are kept. The
+//! rest of a stack is wiped at once, because it may hold secrets.
 
 use crate::discovery::atlas::{Atlas, Code, Frame};
 use crate::discovery::compiled;
@@ -18,30 +17,29 @@ use homeostat_sensors::storage::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Threads that are sampled: the busiest.
+/// Most threads that are sampled: the busiest.
 const THREADS_MAX: usize = 8;
-/// Who uses less CPU time than this share of what the busiest thread uses does not do the work: a thread of a clock, for example.
+/// A thread with less than this share of the busiest thread's CPU time does no work (a timer thread, for example).
 const MAIN: f64 = 0.1;
-/// How long it is looked at who is busy.
+/// Duration of the ranking of threads.
 const RANKING: Duration = Duration::from_millis(300);
-/// Samples per second of CPU time of a thread.
+/// Stack samples per second of CPU time of a thread.
 const SAMPLES_PER_SECOND: u64 = 99;
-/// The same of samples that only say where an instruction begins, and most of such addresses that are kept.
+/// The same for samples without a stack, which only show where instructions begin, and the most addresses kept.
 const PLACES_PER_SECOND: u64 = 499;
 const PLACES_MAX: usize = 4096;
-/// Samples that are enough, and fewest that say something.
+/// Enough samples, and the fewest that are usable.
 const SAMPLES_ENOUGH: usize = 400;
 const SAMPLES_MIN: usize = 40;
-/// After the usual time so many will do; a program that gets little CPU time is looked at for longer.
+/// Enough samples after the usual time. A program with little CPU time is sampled for longer.
 const SAMPLES_FAIR: usize = 200;
 const SAMPLING_USUAL: Duration = Duration::from_secs(4);
 const SAMPLING_MAX: Duration = Duration::from_secs(12);
-/// A function is that of an interpreter when it was at work in this share of the samples in what goes through its table.
+/// A function is an interpreter's if this share of the samples lies in code that leads to its indirect jumps.
 const INTERPRETS: f64 = 0.15;
-/// Words of the stack that are looked at in one sample.
+/// Most words used of one stack sample.
 const FRAMES_MAX: usize = 96;
 
-/// Samplers of the threads, by process.
 #[derive(Default)]
 struct Samplers {
     stacks: Vec<(ProcessId, Sampler)>,
@@ -49,16 +47,15 @@ struct Samplers {
     places: Vec<(ProcessId, Sampler)>,
 }
 
-/// What the samples show.
 #[derive(Default)]
 pub(super) struct Samples {
     pub(super) traces: Vec<Trace>,
-    /// Addresses at which an instruction was about to be executed.
+    /// Addresses at which an instruction was about to run.
     places: BTreeSet<(ProcessId, u64)>,
     pub(super) waited_for: WaitedFor,
 }
 
-/// What threads were seen to wait for in the kernel.
+/// What threads were seen waiting for in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct WaitedFor {
     seen: usize,
@@ -67,7 +64,6 @@ pub(super) struct WaitedFor {
 }
 
 impl WaitedFor {
-    /// Looks what each waits for now.
     fn look(&mut self, root: &Root, threads: &[(ProcessId, i32)]) {
         let known = threads
             .iter()
@@ -78,7 +74,7 @@ impl WaitedFor {
         }
     }
 
-    /// Share of them that was for several connections at once.
+    /// Share of waits for several connections at once.
     pub(super) fn gathering(&self) -> f64 {
         if self.seen == 0 {
             return 0.0;
@@ -87,7 +83,6 @@ impl WaitedFor {
     }
 }
 
-/// A sample, as far as it is about code.
 pub(super) struct Trace {
     process: ProcessId,
     instruction: u64,
@@ -96,7 +91,6 @@ pub(super) struct Trace {
 }
 
 impl Samples {
-    /// Takes what has come since the last time.
     fn take(&mut self, samplers: &mut Samplers, atlas: &Atlas) {
         let mut new = Vec::new();
         for (process, sampler) in &mut samplers.places {
@@ -109,7 +103,7 @@ impl Samples {
         }
         for (process, sampler) in &mut samplers.stacks {
             sampler.read(&mut new);
-            // A sample wipes its stack when it is dropped.
+            // A sample wipes its stack when dropped.
             self.traces.extend(new.drain(..).map(|sample| {
                 Trace {
                     process: *process,
@@ -127,25 +121,21 @@ impl Samples {
     }
 }
 
-/// What was found around the samples.
 #[derive(Clone, Default)]
 struct Tally {
-    /// By file and address.
     seen: BTreeMap<(usize, u64), Seen>,
-    /// All samples.
     samples: usize,
-    /// In how many of them each function was on the stack.
+    /// Samples with each function on the stack.
     on_stack: BTreeMap<(usize, u64), usize>,
-    /// … and at work in what goes through a table.
+    /// … and with the sample in code that leads to an indirect jump.
     dispatching: BTreeMap<(usize, u64), usize>,
-    /// Samples in loops that wait.
     waiting: usize,
-    /// Samples in what is not understood.
+    /// Samples in unknown code.
     outside: usize,
 }
 
 impl Tally {
-    /// Adds a sample: its frames with their distance from the top of the stack, where the first is the instruction at work.
+    /// Adds a sample: its frames with their distance from the top of the stack, the sampled instruction first.
     fn add(&mut self, at_work: Option<Frame>, callers: impl Iterator<Item = (usize, Frame)>) {
         let mut here: BTreeMap<(usize, u64), (Candidate, u64, usize)> = BTreeMap::new();
         let mut functions: BTreeSet<(usize, u64)> = BTreeSet::new();
@@ -175,12 +165,12 @@ impl Tally {
         }
     }
 
-    /// What was seen. Who is at work anywhere in a function is in the loop that goes through its table; and so is all else of the function
-    /// of an interpreter, which begins and ends what the table leads to.
+    /// Returns the candidates. Any sample in an interpreter's function belongs to the loop through its table. All other
+    /// code of that function belongs to it too, because it begins and ends the operations.
     fn seen(self, code: Code) -> BTreeMap<(usize, u64), Seen> {
         let interprets = |function: &(usize, u64)| {
             let dispatching = self.dispatching.get(function).copied().unwrap_or(0);
-            // Of code that no file holds nobody knows the functions.
+            // The functions of generated code are unknown.
             code == Code::File && dispatching as f64 >= INTERPRETS * self.samples as f64
         };
         let mut all = self.seen;
@@ -196,9 +186,9 @@ impl Tally {
 }
 
 impl Search<'_> {
-    /// Threads that use the most CPU time, (process, thread), and how many of the first of them do the work.
+    /// The threads with the most CPU time, (process, thread), and how many of the first do the work.
     pub(super) fn busiest(&self) -> Result<(Vec<(ProcessId, i32)>, usize), String> {
-        // Of each process, however many threads another one has.
+        // For each process, whatever the number of threads of the others.
         let of_each = || -> Threads {
             let of_one = |process| all_ran(self.root, [process], ENTRIES_MAX).0;
             self.processes().flat_map(of_one).collect()
@@ -222,7 +212,7 @@ impl Search<'_> {
         Ok((used.into_iter().map(|(_, key)| key).collect(), main))
     }
 
-    /// Samples these threads, and looks what the main ones of them wait for.
+    /// Samples these threads, and checks what the main ones wait for.
     pub(super) fn sample(
         &self,
         threads: &[(ProcessId, i32)],
@@ -252,8 +242,8 @@ impl Search<'_> {
     }
 
     fn samplers(&self, threads: &[(ProcessId, i32)]) -> Result<Samplers, String> {
-        // A process may run what it likes to run in its code, and suffers itself from a breakpoint within an instruction. Of several
-        // one could be less trusted than another that runs the same file.
+        // A single process may execute what it likes, and only harms itself with a breakpoint inside an instruction.
+        // One of several processes may be less trusted than another that runs the same file.
         let alone = self.workload.processes.len() == 1;
         let mut found = Samplers::default();
         for (process, thread) in threads {
@@ -262,7 +252,7 @@ impl Search<'_> {
                 Err(OpenError::Vanished) => continue,
                 Err(e) => return Err(refusal(&e)),
             }
-            // Where that is not possible less is known of its code, and nothing wrong.
+            // Without these samples, less of its code is known, but nothing wrong.
             if alone {
                 if let Ok(sampler) = Sampler::open_bare(*thread, PLACES_PER_SECOND) {
                     found.places.push((*process, sampler));
@@ -272,10 +262,10 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// Whether it is at work in code that no file holds.
+    /// Whether it runs mostly generated code.
     ///
     /// # Errors
-    /// A sentence: it could not be seen where.
+    /// A sentence: unknown.
     pub(super) fn is_compiled(&self, atlas: &Atlas, samples: &Samples) -> Result<bool, Refusal> {
         mostly_compiled(
             samples
@@ -285,10 +275,10 @@ impl Search<'_> {
         )
     }
 
-    /// From now on code is counted that no file holds: by the processor's breakpoints of these threads.
+    /// Switches to generated code: hardware breakpoints of these threads.
     ///
     /// # Errors
-    /// A sentence: it has more processes or threads than are counted so, or this machine cannot.
+    /// A sentence: too many processes or threads, or unsupported by this machine.
     pub(super) fn begin_compiled(&mut self, threads: &[(ProcessId, i32)]) -> Result<(), Refusal> {
         if self.workload.processes.len() != 1 {
             return Err(Refusal::Lasting(
@@ -305,9 +295,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// What may be counted of code that no file holds. What the program runs of files, a collector or a compiler, is not its work: that
-    /// runs as memory is used up or as a clock ticks. (Of a JVM such points kept their ratio to each other and were wrong by 17 % of the
-    /// truth when it got a quarter of a CPU.)
+    /// Candidates in generated code. Code of files there, a collector or compiler, runs by memory use or time. In a
+    /// JVM, such sites kept their ratio to each other and were wrong by 17 % at a quarter of a CPU.
     pub(super) fn compiled_candidates(
         &mut self,
         atlas: &Atlas,
@@ -344,7 +333,7 @@ impl Search<'_> {
         Ok(self.rank(seen, traces.len())?)
     }
 
-    /// What may be counted around the places where the program was seen at work, the most promising first.
+    /// Candidates around the sampled addresses, the most promising first.
     pub(super) fn find_candidates(
         &mut self,
         mut atlas: Atlas,
@@ -352,7 +341,7 @@ impl Search<'_> {
     ) -> Result<Vec<Spot>, Refusal> {
         let (root, workload) = (self.root, self.workload);
         let traces = &samples.traces;
-        // All of them before the first function is taken apart.
+        // All addresses before the first function is decoded.
         atlas.learn(root, workload, &samples.places);
         let mut tally = Tally::default();
         for trace in traces {
@@ -391,10 +380,10 @@ impl Search<'_> {
     }
 }
 
-/// Whether a program is at work mostly in code that it compiles as it runs.
+/// Whether most samples lie in generated code.
 ///
 /// # Errors
-/// A sentence: it could not be seen.
+/// A sentence: unknown.
 fn mostly_compiled(seen: impl Iterator<Item = Code>) -> Result<bool, Refusal> {
     let (mut all, mut compiled, mut unknown) = (0, 0, 0);
     for code in seen {

@@ -1,8 +1,8 @@
-//! The search for progress points in a running program: sample stacks, count candidates in rounds, judge.
+//! Searches a running program for probe sites: samples stacks, counts candidates in rounds, and chooses.
 //!
-//! All of it is bounded: in time ([`TIME_MAX`]), in what it costs the program ([`COST_MAX`]), in the number of places.
-//! It runs on a thread of its own, seconds long; what it attaches is removed before it returns. One search at a time: what
-//! it costs is one program's to pay, and the machine's to bear.
+//! The search is bounded in time ([`TIME_MAX`]), in cost to the program ([`COST_MAX`]) and in the number of candidates.
+//! It runs for seconds on a separate thread, and removes all probes before it returns. One search runs at a time,
+//! because it loads the program and the machine.
 
 use crate::concern::census::Census;
 use crate::concern::keeper::Held;
@@ -33,97 +33,93 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest search.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(40);
-/// Longest wait for the end of another search.
+/// Longest wait for another search.
 const TURN_MAX: Duration = Duration::from_secs(120);
 /// Most CPU time that the probes of a search may take from the program (seconds).
 pub(super) const COST_MAX: f64 = 1.0;
 /// Most candidates that are counted.
 pub(super) const CANDIDATES_MAX: usize = 640;
-/// Candidates that are tried together for the first time, and for how long: some will run millions of times a second.
+/// Size and duration of the first round's chunks: some candidates run millions of times a second.
 const FIRST_CHUNK: usize = 32;
 const FIRST_TIME: Duration = Duration::from_millis(5);
 const FIRST_PAY: Duration = Duration::from_millis(2);
-/// The same of code that no file holds, where a hit costs ten times as much: long enough that the ticks of the kernel's clock of CPU
-/// time (4 ms) say something.
+/// The same for generated code, where a hit costs ten times as much. The duration spans several ticks of the CPU clock
+/// (4 ms).
 const FIRST_TIME_COMPILED: Duration = Duration::from_millis(60);
 const FIRST_PAY_COMPILED: Duration = Duration::from_millis(16);
-/// A program that is given little CPU time is waited for this many times as long.
+/// The wait for a program with little CPU time grows up to this factor.
 const PATIENCE: u32 = 6;
-/// … and at least so long: on a busy machine a turn may take that.
+/// … and is at least this: on a busy machine, a scheduling delay may take as long.
 const PATIENCE_MIN: Duration = Duration::from_millis(300);
-/// More often than this is never counted …
+/// Candidates with more hits per second are never counted …
 const FLOOD: f64 = 250_000.0;
-/// … and what the first round, which is short, takes for so much more is not looked at again.
+/// … and are dropped after the short first round only above this.
 const FLOOD_ROUGH: f64 = 2.0 * FLOOD;
-/// What was seen less often in the first round is counted again, longer.
+/// Candidates with fewer hits in the first round are counted again, for longer.
 const RARE: f64 = 3_000.0;
 const SECOND_TIME: Duration = Duration::from_millis(120);
 const SECOND_PAY: Duration = Duration::from_millis(8);
 const SECOND_CHUNK: usize = 128;
-/// Busy in the second round, which was meant for what is rare.
+/// Too busy for the second round, which is for rare candidates.
 const BUSY: f64 = 8_000.0;
 const SECOND_TRIES: u32 = 5;
-/// What making sure of rates may cost before it goes on with what is known (seconds of CPU time).
+/// Most CPU time for confirming rates (seconds). Then the search goes on with the known rates.
 const SURE_PAY: f64 = 0.2;
-/// Rates of the first round are too small by no more than this.
+/// Rates of the first round are too small by at most this factor.
 const ROUGH_BY: f64 = 5.0;
-/// Places that go into the last round, in all and of one function.
+/// Most candidates of the last round, in all and per function.
 const LAST_MAX: usize = 64;
-/// Candidates of such code, of which few are counted at once.
+/// Most candidates in generated code, where few are counted at once.
 const CANDIDATES_MAX_COMPILED: usize = 48;
 const LAST_OF_FUNCTION: usize = 16;
-/// … and of those that are dear, of one rate (rates differ by this logarithm).
+/// … and per rate for costly ones (rates differ by this logarithm).
 const LAST_ALIKE: usize = 4;
 const ALIKE: f64 = 0.25;
-/// Share of the program's CPU time that they may cost together: of a server whose every place runs for each of a hundred
-/// thousand requests a second, few can be counted at all. The dearer they are, the shorter are the windows.
+/// Most CPU time of the last round's probes, as a share of the program's. A server that runs every site for each of
+/// 100,000 requests a second allows few. Costlier sites get shorter windows.
 const LAST_COST: f64 = 0.3;
-/// … and the first two of those that are dear.
+/// … and of the first two costly sites.
 const LAST_COST_OF_TWO: f64 = 0.5;
-/// Processes of a program in which points are looked for, at most: each gets a link of its own.
+/// Most processes of a program that are searched, with one link each.
 const LINKS_MAX: usize = 8;
-/// Time between two looks, while it is counted, at whether somebody has begun to look into the program.
+/// Interval between checks for tracers and freezers while counting.
 const LIBERTY_EVERY: Duration = Duration::from_millis(10);
-/// What was let go of is off when it was not hit between so many looks, so far apart; it is waited for that for so long.
+/// A released probe is off after this many checks without a hit, at this interval, within this time.
 const OFF_LOOKS: u32 = 3;
 const OFF_EVERY: Duration = Duration::from_millis(2);
 const OFF_MAX: Duration = Duration::from_millis(2_100);
-/// Held by the search that runs.
+/// Held by the running search.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Where it is counted.
+/// Where the count takes place.
 #[derive(Clone, Debug)]
 pub(super) enum At {
     /// In code of files.
     File { place: Place, witness: Option<Place> },
-    /// In code that no file holds.
+    /// In generated code.
     Compiled {
         place: Instruction,
         witness: Option<Instruction>,
     },
 }
 
-/// What was found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) at: At,
     pub(super) chosen: Chosen,
-    /// Cost of a hit on this machine (seconds of CPU time), when all threads hit that can run at once …
+    /// Cost of a hit here (seconds of CPU time) if all threads that can run at once hit …
     pub(super) hit_cost: f64,
-    /// … of as many as ran at once while it was looked for …
+    /// … with as many as ran at once during the search …
     pub(super) hit_cost_seen: f64,
-    /// … and of so many; in code of files.
+    /// … and by number of threads, in code of files.
     pub(super) costs: BTreeMap<usize, f64>,
-    /// CPUs that it used.
     pub(super) cpus: f64,
-    /// Programs that its processes ran (device and inode).
+    /// Programs of its processes (device and inode).
     pub(super) executables: BTreeSet<(u64, u64)>,
 }
 
 impl Found {
-    /// The place, for people.
     pub(super) fn name(&self) -> &str {
         match &self.at {
             At::File { place, .. } => &place.name,
@@ -132,7 +128,7 @@ impl Found {
     }
 }
 
-/// What concerns a program as long as none of its files is known.
+/// No files, for checks before any is known.
 fn no_files() -> Files {
     Files {
         targets: Vec::new(),
@@ -142,17 +138,16 @@ fn no_files() -> Files {
     }
 }
 
-/// Places that are being counted.
 pub(super) enum Attached {
     Files(Held<Vec<Link>>),
     Compiled(Counted),
 }
 
 impl Attached {
-    /// Takes the probes off, when nobody has to be waited for.
+    /// Detaches the probes if this blocks nobody.
     ///
     /// # Errors
-    /// Who has.
+    /// Names the process that stands still.
     pub(super) fn let_go(self) -> Result<(), Refusal> {
         match self {
             Self::Files(held) => held.let_go(),
@@ -164,24 +159,22 @@ impl Attached {
     }
 }
 
-/// How a search ended, and what it was.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
-    /// The point, or why there is none.
+    /// The site, or why there is none.
     pub(super) result: Result<Found, Refusal>,
-    /// What was counted in the last round.
+    /// Counts of the last round.
     pub(super) observation: Option<Observation>,
-    /// What was done, for people.
     pub(super) account: String,
 }
 
-/// Waits for the end of another search, if there is one.
+/// Waits for another search to end.
 fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, Refusal> {
     let begun = Instant::now();
     loop {
         match TURN.try_lock() {
             Ok(guard) => return Ok(guard),
-            // A search that panicked left nothing behind that another would trip over.
+            // A panicked search leaves no state that matters to the next.
             Err(TryLockError::Poisoned(e)) => return Ok(PoisonError::into_inner(e)),
             Err(TryLockError::WouldBlock) => {}
         }
@@ -198,7 +191,7 @@ fn turn(stop: &AtomicBool) -> Result<MutexGuard<'static, ()>, Refusal> {
     }
 }
 
-/// Searches. `stop` ends it early.
+/// Runs a search. `stop` ends it early.
 pub(super) fn search(root: &Root, workload: &Workload, limits: Limits, stop: &AtomicBool) -> Ended {
     let begun = turn(stop).and_then(|turn| Ok((turn, Search::begin(root, workload, limits, stop)?)));
     let (_turn, mut search) = match begun {
@@ -227,19 +220,19 @@ pub(super) struct Spot {
     pub(super) candidate: Candidate,
     pub(super) offset: u64,
     pub(super) function: u64,
-    /// Share of the samples in which it was on the stack, or what it is in …
+    /// Share of the samples with it, or with the interpreter function around it, on the stack …
     pub(super) coverage: f64,
-    /// … and in which it was itself.
+    /// … and with itself.
     pub(super) own: f64,
-    /// How far out on the stack it was seen, on average (words).
+    /// Mean distance from the top of the stack (words).
     depth: f64,
-    /// Hits a second.
+    /// Hits per second.
     pub(super) rate: f64,
 }
 
 impl Spot {
-    /// It was counted together with others. Where one of them was hit too often (`spoilt`), that was over within milliseconds: what is rare
-    /// was counted for longer before, and next to nothing in so short a time says nothing of what is busy.
+    /// Updates the rate from a count with others. `spoilt`: one of them was hit too often, so the count lasted only
+    /// milliseconds. It then replaces no longer count of a rare candidate, and a low count says nothing of a busy one.
     fn made_sure(&mut self, rate: f64, spoilt: bool) {
         if rate >= RARE || (self.rate >= RARE && !spoilt) {
             self.rate = rate;
@@ -251,12 +244,12 @@ impl Spot {
     }
 }
 
-/// What may still be looked at, after some of it was made sure of: without what is hit too often, and apart from it, to be looked at if
-/// nothing else is left, what would be if its rough rate were as much too small. Most places of a loop run equally often, and would be
-/// tried one after the other.
+/// Drops candidates that are confirmed as too busy. Splits off those whose rough rate, corrected by the largest error
+/// found so far, would be too high: they are tried only if nothing else is left. Most sites of a loop run equally often,
+/// and would be tried one after the other.
 fn without_floods(pool: Vec<Spot>, made_sure: &[Spot]) -> (Vec<Spot>, Vec<Spot>) {
     let sure: BTreeMap<(usize, u64), f64> = made_sure.iter().map(|s| (s.is_at(), s.rate)).collect();
-    // What little time a flood leaves makes the others beside it look more than they are.
+    // A flood leaves little time, so rates measured with it are too high.
     let is_flooded = sure.values().any(|rate| *rate > FLOOD_ROUGH);
     let flood = if is_flooded { FLOOD_ROUGH } else { FLOOD };
     let too_small = pool
@@ -281,43 +274,42 @@ fn without_floods(pool: Vec<Spot>, made_sure: &[Spot]) -> (Vec<Spot>, Vec<Spot>)
 pub(super) struct Search<'a> {
     pub(super) root: &'a Root,
     pub(super) workload: &'a Workload,
-    /// What is chosen by: a hit costs what it costs when all threads that can run at once do. It will be counted for hours.
+    /// Limits of the choice, at the cost of a hit when all possible threads hit at once: counting will last for hours.
     pub(super) limits: Limits,
-    /// What a hit costs with as many threads as run at once in this search.
+    /// Cost of a hit with the threads that run at once in this search.
     at_once: AtOnce,
     cpu_time: CpuTime,
     stop: &'a AtomicBool,
     pub(super) begun: Instant,
-    /// Its processes, and the program that each ran when the search began (device and inode).
+    /// Its processes, with the program of each at the start (device and inode).
     subjects: Vec<(ProcessId, (u64, u64))>,
     counters: Counters,
-    /// Files that hold its code; `None` for one that cannot be looked into.
+    /// Files with its code. `None`: the file could not be parsed.
     pub(super) images: Vec<Option<Image>>,
-    /// Where code is counted that no file holds; `None`: it is code of files.
+    /// Counters in generated code. `None`: the code is in files.
     pub(super) compiled: Option<Sets>,
     pub(super) spots: Vec<Spot>,
-    /// Share of the samples that were in loops that wait.
+    /// Share of the samples in waiting loops.
     pub(super) waiting: f64,
-    /// Share of the waits of its busiest threads that are for several connections at once.
+    /// Share of the waits of its busiest threads for several connections at once.
     pub(super) gathering: f64,
     samples: usize,
     candidates: usize,
-    /// What it has cost the program so far (seconds of its CPU time).
+    /// Cost to the program so far (seconds of CPU time).
     pub(super) paid: f64,
-    /// CPUs that the program used when it was looked at first.
+    /// CPUs that the program used at first.
     pub(super) cpus: f64,
-    /// What each part of the search took: seconds, CPU time of the program, and how many places it left.
+    /// For each part: seconds, CPU time of the program, and remaining candidates.
     parts: Vec<(String, f64, f64, usize)>,
     observation: Option<Observation>,
-    /// Threads that take probes off.
     closing: Vec<JoinHandle<Result<(), Refusal>>>,
-    /// That places may be counted, from before the first is.
+    /// The clean-up log entry, from before the first probe.
     owed: Option<Arc<Owed>>,
-    /// When it was seen last that nobody has begun to look into the program.
+    /// Last time at which no tracer or freezer was seen.
     liberty: Option<Instant>,
-    /// What is forked meanwhile, and pays, too.
+    /// Children forked meanwhile, which pay too.
     children: Children,
-    /// So many were, and since when that is counted.
+    /// Number of forks, and since when they are counted.
     forked: (usize, Instant),
 }
 
@@ -347,11 +339,11 @@ impl<'a> Search<'a> {
         let processes: Vec<ProcessId> = subjects.iter().map(|s| s.0).collect();
         let crowd = Crowd::of(root, &processes);
         crowd.allow()?;
-        // Where its threads may run is changed by a word.
+        // One system call (sched_setaffinity) changes where threads may run.
         ticks(root, &processes).map_err(Refusal::Now)?;
         let at_once = AtOnce::new(crowd, rehearse(root, crowd)?);
         let all_at_once = at_once.cost();
-        // Of the files that are not known yet nothing is asked: whether the program can be looked into at all.
+        // Checks first, with no file known, whether the program can be probed at all.
         no_files().allow_first(root, &processes)?;
         Ok(Self {
             root,
@@ -389,16 +381,15 @@ impl<'a> Search<'a> {
         self.subjects.iter().map(|(process, _)| *process)
     }
 
-    /// Waits until all probes are off: nothing is left when the search is over.
     fn finish(&mut self) {
         for thread in self.closing.drain(..) {
-            // One that panicked has dropped its links, too.
+            // A panicked thread has dropped its links, too.
             let _ = thread.join();
         }
         self.owed = None;
     }
 
-    /// Writes down where breakpoints will be: all that any round may count.
+    /// Logs all possible sites of the search in the clean-up log.
     fn owe(&self) -> Result<Arc<Owed>, Refusal> {
         let mut by_image: BTreeMap<usize, Vec<(u64, u32)>> = BTreeMap::new();
         for spot in &self.spots {
@@ -412,16 +403,16 @@ impl<'a> Search<'a> {
         Owed::begin(self.root, entries.collect::<Result<_, _>>()?)
     }
 
-    /// Waits until nothing is hit any more of what was let go of.
+    /// Waits until released probes are no longer hit.
     ///
     /// # Errors
-    /// It is hit still: somebody stands still, who would have to be waited for.
+    /// Still hit: a process that stands still delays the removal.
     pub(super) fn are_off(&mut self, spots: &[usize]) -> Result<(), Refusal> {
         let threads = std::mem::take(&mut self.closing);
         let (ended, closing): (Vec<_>, Vec<_>) = threads.into_iter().partition(JoinHandle::is_finished);
         self.closing = closing;
         for thread in ended {
-            // One that panicked has dropped its links, too.
+            // A panicked thread has dropped its links, too.
             thread.join().unwrap_or(Ok(()))?;
         }
         if self.closing.is_empty() {
@@ -446,11 +437,11 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The kernel takes the breakpoints out first and then waits some 40 ms, for which a window does not wait ([`are_off`](Self::are_off)).
-    /// When no thread can be made the links are dropped here: slower, not wrong.
+    /// Detaches on a separate thread. The kernel removes breakpoints first and then waits some 40 ms, which windows do
+    /// not wait for ([`are_off`](Self::are_off)). Without a thread, the links are dropped here, only slower.
     pub(super) fn let_go(&mut self, attached: Attached) {
         let Attached::Files(held) = attached else {
-            // Of the processor's breakpoints there are few, and they go at once.
+            // There are few hardware breakpoints, and they go at once.
             return;
         };
         let thread = std::thread::Builder::new()
@@ -477,7 +468,6 @@ impl<'a> Search<'a> {
         )
     }
 
-    /// Notes what a part of the search took.
     fn part(&mut self, name: impl Into<String>) {
         let seconds: f64 = self.parts.iter().map(|p| p.1).sum();
         let paid: f64 = self.parts.iter().map(|p| p.2).sum();
@@ -498,7 +488,7 @@ impl<'a> Search<'a> {
         let samples = self.sample(&threads, threads.get(..main).unwrap_or_default(), &atlas)?;
         self.samples = samples.traces.len();
         self.gathering = samples.waited_for.gathering();
-        // Over the sampling, too: the longer the better.
+        // Measured over the sampling too, because longer is better.
         self.cpus = (self.cpu() - cpu) / begun.elapsed().as_secs_f64();
         self.spots = if self.is_compiled(&atlas, &samples)? {
             self.begin_compiled(&threads)?;
@@ -513,7 +503,7 @@ impl<'a> Search<'a> {
             self.owed = Some(self.owe()?);
         }
         self.candidates = self.spots.len();
-        // What was forked before is not ours.
+        // Earlier forks are not charged to the search.
         self.charge_children(0, 0.0)?;
         self.forked = (0, Instant::now());
         self.part("sampling");
@@ -555,8 +545,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether nobody traces one of its processes or has frozen it, looked at every few milliseconds at most: for asking in each slice of
-    /// a window. Who checkpoints a program begins with that, and would keep the breakpoints with it.
+    /// Checks, at most every few milliseconds, that none of its processes is traced or frozen. A checkpointer begins
+    /// with that, and would save the breakpoints, too.
     pub(super) fn at_liberty(&mut self) -> Result<(), Refusal> {
         if self.liberty.is_some_and(|then| then.elapsed() < LIBERTY_EVERY) {
             return Ok(());
@@ -568,14 +558,13 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Charges what children have done in a window, who have the breakpoints and are not counted: as much for each second of CPU
-    /// time as those pay that are.
+    /// Charges the uncounted children, which inherit the breakpoints, at the cost per CPU second of the counted ones.
     ///
     /// # Errors
-    /// A sentence: processes are made too often, each of which has to copy the pages that are counted with.
+    /// A sentence: processes fork too often, and each fork copies the pages with breakpoints.
     pub(super) fn charge_children(&mut self, hits: u64, cpu: f64) -> Result<(), Refusal> {
         if self.compiled.is_some() {
-            // They do not inherit the processor's breakpoints.
+            // Children do not inherit hardware breakpoints.
             return Ok(());
         }
         let processes: Vec<ProcessId> = self.processes().collect();
@@ -601,24 +590,24 @@ impl<'a> Search<'a> {
         self.may_be_read()
     }
 
-    /// Whether what was counted may still be looked at.
+    /// Whether the counts may still be used.
     pub(super) fn may_be_read(&self) -> Result<(), String> {
         if self.stop.load(Ordering::Relaxed) {
             return Err("the search was called off".to_owned());
         }
-        // Who has become another program since is not looked into any more, and neither are the others of its kind.
+        // If the main process runs another program, the search ends for all of them.
         let (main, identity) = self.subjects.first().ok_or("it has no process")?;
         same_program(self.root, *main, *identity)?;
         Ok(())
     }
 
-    /// Whether so many hits more than were charged so far may still be paid for: for asking in each slice of a window.
+    /// Whether the budget allows this many uncharged hits, for each slice of a window.
     pub(super) fn go_on_after(&self, hits: u64) -> Result<(), String> {
-        // Its threads may have woken up since it was looked who runs: as if all hit at once.
+        // At the cost for all threads at once: more may have woken since the last check.
         affordable(self.paid + hits as f64 * self.limits.hit_cost)
     }
 
-    /// How often the threads that get the processor's breakpoints were given a CPU; nothing where others are counted with.
+    /// How often the threads with hardware breakpoints got a CPU. Empty for probes in files.
     pub(super) fn runs(&self) -> Switches {
         let mut switches = Switches::default();
         switches.look(self.runs_now());
@@ -634,7 +623,7 @@ impl<'a> Search<'a> {
             .unwrap_or_default()
     }
 
-    /// Charges what it costs that they were since.
+    /// Charges their context switches since then.
     pub(super) fn charge_switches(&mut self, since: &mut Switches) {
         if self.compiled.is_none() {
             return;
@@ -643,22 +632,21 @@ impl<'a> Search<'a> {
         self.paid += since.take() as f64 * compiled::switch_cost(compiled::PLACES_MAX);
     }
 
-    /// What a hit costs now (seconds of CPU time).
+    /// Present cost of a hit (seconds of CPU time).
     pub(super) fn hit_cost(&self) -> f64 {
         match self.compiled {
-            // What the processor's breakpoints cost is their threads' own.
+            // A hardware breakpoint costs only its own thread.
             Some(_) => self.limits.hit_cost,
             None => self.at_once.cost(),
         }
     }
 
-    /// Looks how many threads have run at once since the last look: that tells what a hit costs.
+    /// Checks how many threads ran at once since the last check, which sets the cost of a hit.
     fn look_who_runs(&mut self) {
         let processes = self.subjects.iter().map(|(process, _)| *process);
         self.at_once.look(self.root, processes);
     }
 
-    /// Charges so many hits, since the last ones were charged.
     pub(super) fn charge(&mut self, hits: u64) {
         if self.compiled.is_none() {
             self.look_who_runs();
@@ -666,7 +654,7 @@ impl<'a> Search<'a> {
         self.paid += hits as f64 * self.hit_cost();
     }
 
-    /// CPU time that all processes have used since it was asked first (seconds). It never goes back, also where one of several has ended.
+    /// CPU time of all processes since the first call (seconds). Never decreases, even if a process ends.
     pub(super) fn cpu(&mut self) -> f64 {
         let processes: Vec<ProcessId> = self.processes().collect();
         self.cpu_time.read(&processes)
@@ -674,7 +662,7 @@ impl<'a> Search<'a> {
 
     // ---- candidates ---------------------------------------------------------------------------------------------
 
-    /// The candidates of so many samples, the most promising first.
+    /// Candidates of the samples, the most promising first.
     pub(super) fn rank(
         &self,
         seen: BTreeMap<(usize, u64), Seen>,
@@ -700,11 +688,11 @@ impl<'a> Search<'a> {
                 Some(spot)
             })
             .collect();
-        // What was itself seen on the stack most of the time first, and of that what is farthest out. A way through an operation of an
-        // interpreter is seldom seen itself, and what it is in nearly always: it must not be cut off for what was seen once or twice.
+        // Candidates seen themselves in most samples come first, then the outermost. A path through an interpreter's
+        // operation is rarely seen itself, but its function nearly always, so rare candidates must not displace it.
         let class = |spot: &Spot| {
             let around = match self.compiled {
-                // A piece of code that no file holds is no function.
+                // A piece of generated code is not a function.
                 Some(_) => spot.own,
                 None => spot.coverage,
             };
@@ -736,7 +724,7 @@ impl<'a> Search<'a> {
         self.images.get(number)?.as_ref()
     }
 
-    /// Attaches, if that concerns nobody else now; what the kernel refuses is left out.
+    /// Attaches probes if the safety checks pass. Skips sites that the kernel refuses.
     pub(super) fn attach(&self, spots: &[usize]) -> Result<Attached, Refusal> {
         if let Some(sets) = &self.compiled {
             let place = |i: &usize| Some((*i, self.spots.get(*i)?.offset));
@@ -782,8 +770,7 @@ impl<'a> Search<'a> {
         let mut links = Vec::new();
         let mut outcome = Ok(());
         for (number, places) in by_image {
-            // Each process by itself, never the file as a whole: that would also change what others have mapped of it as
-            // data.
+            // Attach per process, never to the whole file: that would change other processes' data mappings of it.
             for process in &processes {
                 if let Some(image) = self.image(number) {
                     outcome = outcome.and_then(|()| on.may_attach());
@@ -791,7 +778,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        // What was attached before something went wrong is let go of like all else.
+        // After an error, the links made so far are released as usual.
         let attached = Held::new(self.root, &files, &processes, links, on);
         outcome.map(|()| attached)
     }
@@ -814,10 +801,10 @@ impl<'a> Search<'a> {
             .attach(image.file.kernel_path(), places, Some(process.pid));
         match attached {
             Ok(link) => links.push(link),
-            // A process of several may have ended.
+            // One of several processes may have ended.
             Err(OpenError::Vanished) if several => {}
             Err(OpenError::Vanished) => return Err("it has ended".into()),
-            // One of them cannot be probed: which, is found by halves.
+            // One site cannot be probed: bisection finds it.
             Err(OpenError::Unsupported(_)) if places.len() > 1 => {
                 let (a, b) = places.split_at(places.len() / 2);
                 self.attach_to(image, a, process, links)?;
@@ -830,7 +817,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Leaves out the places where its memory is not what its file is: somebody has patched it, and may again.
+    /// Drops sites where memory differs from the file: somebody patches it and may do so again.
     fn leave_out_the_patched(&mut self) -> Result<(), String> {
         let main = self.processes().next().ok_or("it has no process")?;
         let patched = Patched::look(self.root, main).map_err(|e| e.to_string())?;
@@ -863,8 +850,7 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// Counts until the program has used so much CPU time, or has paid so much for it: hits a second of each, as they
-    /// would be if the program were left alone.
+    /// Counts until the program has used `enough` CPU time or paid the limit. Returns undisturbed hits per second.
     pub(super) fn count(
         &mut self,
         spots: &[usize],
@@ -872,14 +858,14 @@ impl<'a> Search<'a> {
         pay: Duration,
     ) -> Result<Vec<f64>, Refusal> {
         self.go_on()?;
-        // From here on the program pays until we are run again.
+        // From here on, a late wake-up costs the program.
         let urgent = Urgent::begin();
         let first = self.read(spots);
         let mut runs = self.runs();
         let attached = match self.attach(spots) {
             Ok(attached) => attached,
             Err(why) => {
-                // Some may have been on for a moment.
+                // Some probes may have been attached for a moment.
                 let hits = self.charge_since(&first, spots);
                 self.charge_switches(&mut runs);
                 self.charge_children(hits, 0.0)?;
@@ -910,13 +896,12 @@ impl<'a> Search<'a> {
                 break seen;
             }
         };
-        // A clock that is a tick old lacks most of so short a time, and what is hit some ten thousand times a second would be taken for what
-        // nobody can count. To wait for a tick would cost the program more than this is worth, so it is taken to have gone on as usual for
-        // a tick at most.
+        // A clock one tick old misses most of so short a time, which would turn 10,000 hits a second into a flood.
+        // Waiting for a tick would cost the program too much. So usual CPU use is assumed for at most one tick.
         let usual = begun.elapsed().as_secs_f64() * self.cpus;
         let off = attached.let_go();
         drop(urgent);
-        // Those that came while the probes were put on and taken off were paid for, too.
+        // Hits during attach and detach are charged, too.
         let since = self.charge_since(&first, spots);
         self.charge_switches(&mut runs);
         let children = self.charge_children(since, cpu);
@@ -925,7 +910,7 @@ impl<'a> Search<'a> {
         children?;
         let late = tick().map_or(0.0, |tick| tick.as_secs_f64()) * self.cpus;
         let cpu = cpu.max(usual.min(cpu + late));
-        // What the probes did not take was left for the program itself.
+        // CPU time that probes did not take was the program's.
         let own = (cpu - paid).max(0.1 * cpu.max(paid)).max(1e-6);
         Ok(after
             .iter()
@@ -934,15 +919,14 @@ impl<'a> Search<'a> {
             .collect())
     }
 
-    /// Charges the hits of these places since that reading, and tells how many they were.
+    /// Charges the hits of these sites since that reading, and returns their number.
     fn charge_since(&mut self, first: &[u64], spots: &[usize]) -> u64 {
         let hits = hits_between(first, &self.read(spots));
         self.charge(hits);
         hits
     }
 
-    /// Finds out what runs at all, and how often within a factor. Returns busy places that may serve to slow the
-    /// program a little.
+    /// First round: measures roughly how often candidates run. Returns busy ones that may serve to slow the program.
     fn first_round(&mut self) -> Result<Vec<Spot>, Refusal> {
         let all: Vec<usize> = (0..self.spots.len()).collect();
         let (enough, pay) = match self.compiled {
@@ -963,20 +947,20 @@ impl<'a> Search<'a> {
             .filter(|s| s.rate > 2_000.0 && s.coverage > 0.02 && !s.candidate.waits)
             .cloned()
             .collect();
-        // Silent for 4 ms says nothing of what runs ten times a second: those stay.
+        // Silence for 4 ms says nothing about ten runs a second, so silent candidates stay.
         self.spots.retain(|s| s.rate <= FLOOD_ROUGH);
         self.renumbered();
         Ok(busy)
     }
 
-    /// Finds out how often those run that were hardly seen in the first round.
+    /// Second round: measures the candidates that were rare in the first.
     fn second_round(&mut self) -> Result<(), Refusal> {
         let rare: Vec<usize> = (0..self.spots.len())
             .filter(|i| self.spots.get(*i).is_some_and(|s| s.rate < RARE))
             .collect();
         for chunk in rare.chunks(self.at_once(SECOND_CHUNK)) {
             let mut left = chunk.to_vec();
-            // Those that turn out to be busy would spoil it for the others: these are counted again without them.
+            // Candidates that turn out to be busy spoil the count for the others, which are counted again without them.
             for _ in 0..SECOND_TRIES {
                 let rates = self.count(&left, SECOND_TIME, SECOND_PAY)?;
                 let mut spoilt = false;
@@ -996,7 +980,7 @@ impl<'a> Search<'a> {
             }
         }
         let min = self.limits.rate_min;
-        // What was busy in the first round is known from that only.
+        // Busy candidates are known from the first round only.
         self.spots
             .retain(|s| s.rate >= min / 2.0 && s.rate <= FLOOD_ROUGH);
         if self.spots.is_empty() {
@@ -1012,8 +996,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Keeps those that go into the last round. The rates of the busy ones are rough, so they are counted once more, together; what turns
-    /// out to be too much had the room of others, and these are looked at in its place.
+    /// Chooses candidates for the last round. Busy ones have rough rates, so they are counted together once more.
+    /// Candidates that prove too busy are replaced by the next.
     fn make_sure(&mut self) -> Result<(), Refusal> {
         let min = self.limits.rate_min;
         let may_pay = self.paid + SURE_PAY;
@@ -1023,7 +1007,7 @@ impl<'a> Search<'a> {
             self.spots = pool.clone();
             self.keep_the_best(1.0);
             if self.spots.is_empty() {
-                // Rather these than nothing.
+                // Suspects are better than nothing.
                 pool.append(&mut suspects);
                 self.spots = pool.clone();
                 self.keep_the_best(1.0);
@@ -1049,7 +1033,7 @@ impl<'a> Search<'a> {
             }
         }
         if self.spots.is_empty() {
-            // What was seen to be good beside what was not.
+            // Candidates with good rates, although counted together with too busy ones.
             pool.retain(|s| known.contains(&s.is_at()) && s.rate >= min / 2.0 && s.rate <= FLOOD);
             self.spots = pool;
             self.keep_the_best(1.5);
@@ -1058,8 +1042,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Keeps as many as can be counted at once, of many functions and of different rates: what runs equally often is
-    /// probably the same work. `slack`: how far beyond the room.
+    /// Keeps as many as can be counted at once, of many functions and rates: equal rates are probably the same work.
+    /// `slack`: factor on the room.
     fn keep_the_best(&mut self, slack: f64) {
         let cpus = self.cpus.max(0.02);
         let room = slack * LAST_COST * cpus / self.hit_cost();
@@ -1082,12 +1066,12 @@ impl<'a> Search<'a> {
         self.spots = best(std::mem::take(&mut self.spots), room);
     }
 
-    /// Longest time between two looks at what it has cost: the processor's breakpoints can take all of a thread's time.
+    /// Longest time between cost checks: hardware breakpoints can take all of a thread's time.
     fn slice_max(&self) -> Duration {
         Duration::from_millis(if self.compiled.is_some() { 4 } else { 20 })
     }
 
-    /// So many places as can be counted at once, or fewer.
+    /// Number of sites that can be counted at once.
     fn at_once(&self, chunk: usize) -> usize {
         match self.compiled {
             Some(_) => compiled::PLACES_MAX,
@@ -1095,7 +1079,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The candidates have other numbers from now on.
+    /// Forgets the counts, because the candidates get new numbers.
     fn renumbered(&self) {
         if let Some(sets) = &self.compiled {
             sets.renumber();
@@ -1135,10 +1119,10 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether a search may cost the program so much of its CPU time (seconds).
+/// Checks the total cost of the search (seconds of CPU time).
 ///
 /// # Errors
-/// A sentence: it may not.
+/// A sentence: above the limit.
 fn affordable(paid: f64) -> Result<(), String> {
     if paid > COST_MAX {
         return Err(format!(
@@ -1148,13 +1132,11 @@ fn affordable(paid: f64) -> Result<(), String> {
     Ok(())
 }
 
-/// Hits of several places between two readings.
 pub(super) fn hits_between(before: &[u64], after: &[u64]) -> u64 {
     let pairs = after.iter().zip(before);
     pairs.map(|(after, before)| after.saturating_sub(*before)).sum()
 }
 
-/// Hits that children are taken to have made.
 fn hits_of_children(hits: u64, cpu: f64, of_children: f64) -> u64 {
     if cpu > 0.0 {
         (hits as f64 * of_children / cpu) as u64
@@ -1163,7 +1145,7 @@ fn hits_of_children(hits: u64, cpu: f64, of_children: f64) -> u64 {
     }
 }
 
-/// Whether more processes were made than a program may make that is counted: so many each second, and as many at once.
+/// Whether processes fork more often than allowed per second, with one second's worth in advance.
 fn too_many(forks: usize, seconds: f64) -> bool {
     forks as f64 > FORKS_MAX as f64 * (1.0 + seconds)
 }
@@ -1184,13 +1166,12 @@ pub(super) fn refusal(e: &OpenError) -> String {
     }
 }
 
-/// A candidate over all samples.
 #[derive(Clone)]
 pub(super) struct Seen {
     pub(super) candidate: Candidate,
     pub(super) function: u64,
     pub(super) samples: usize,
-    /// Samples in which what it is in was on the stack: for what is in the loop of an interpreter, that.
+    /// Samples with it on the stack. For a candidate in an interpreter's loop: samples with the function.
     pub(super) around: usize,
     pub(super) depth: usize,
 }
@@ -1220,19 +1201,17 @@ impl Frame {
     }
 }
 
-/// How often places may be hit in the last round (hits a second).
+/// Allowed hits per second in the last round.
 #[derive(Clone, Copy)]
 struct Room {
     all: f64,
-    /// The first two of those that are dear may be hit so often, whatever room that leaves to others: a program whose units are fine has no
-    /// other place that tells its work.
+    /// For the first two costly sites in any case: with small units of work, a program may have no other.
     of_two: f64,
-    /// What is hit no more often is cheap.
+    /// Up to this rate, a site is cheap.
     cheap: f64,
 }
 
-/// As many as there is room for, of many functions and of different rates. What would be cheap enough alone goes first, in the order of
-/// promise.
+/// Fills the room with sites of many functions and rates. Sites that are cheap alone come first, in order of promise.
 fn best(spots: Vec<Spot>, room: Room) -> Vec<Spot> {
     let (cheap, costly): (Vec<Spot>, Vec<Spot>) = spots.into_iter().partition(|s| s.rate <= room.cheap);
     let mut kept: Vec<Spot> = Vec::new();
@@ -1244,7 +1223,7 @@ fn best(spots: Vec<Spot>, room: Room) -> Vec<Spot> {
         let mut of_function: BTreeMap<u64, usize> = BTreeMap::new();
         let mut of_rate: BTreeMap<i64, usize> = BTreeMap::new();
         let mut taken: BTreeSet<(usize, u64)> = BTreeSet::new();
-        // The first of each function before the second of any.
+        // Takes the first of each function before the second of any.
         for turn in 0..LAST_OF_FUNCTION {
             for spot in &list {
                 let same = of_function.entry(spot.function).or_default();

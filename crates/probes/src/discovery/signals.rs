@@ -1,15 +1,14 @@
-//! What the kernel counts of a program from outside, to compare points with.
+//! Kernel counters of a program, with which sites are compared.
 
 use homeostat_kernel::Root;
 use homeostat_meters::{Meter, MeterKind, kernel, sockets};
 use homeostat_model::{MeterId, Workload};
 use homeostat_points::choice::Signal;
 
-/// Signals from outside, counted in the same windows.
 pub(super) struct Signals(Vec<(&'static str, bool, Box<dyn Meter>)>);
 
 impl Signals {
-    /// Those that can be read, the nearest to requests first.
+    /// Opens the counters that can be read, the closest to requests first.
     pub(super) fn open(root: &Root, workload: &Workload) -> Self {
         let wanted: [(&str, &'static str, bool); 6] = [
             ("sockets.segments", "TCP segments received with data", false),
@@ -45,7 +44,7 @@ impl Signals {
             .collect()
     }
 
-    /// Their present counts; one that cannot be read stands still.
+    /// Present counts. An unreadable counter reads 0.
     pub(super) fn read(&mut self, workload: &Workload) -> Vec<f64> {
         self.0
             .iter_mut()

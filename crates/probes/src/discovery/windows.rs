@@ -1,5 +1,5 @@
-//! The last round of a search: the points that are left are counted in windows, in half of which the program is slowed
-//! a little by probes on busy places. What keeps its ratios even then, and falls with the work, can be trusted.
+//! Last round of a search: counts the remaining sites in windows, half of them burdened by probes on busy places. A
+//! site can be trusted if it keeps its ratios even then, and falls with the work.
 
 use crate::discovery::compiled::Switches;
 use crate::discovery::search::{CANDIDATES_MAX, COST_MAX, Search, Spot, TIME_MAX, hits_between};
@@ -11,54 +11,49 @@ use homeostat_sensors::storage::Refusal;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Length of a window of points that are cheap (CPU time of a program on one CPU), and of the shortest.
+/// Window length for cheap sites (CPU time of a program on one CPU), and the shortest.
 const WINDOW: f64 = 0.4;
 const WINDOW_MIN: f64 = 0.1;
-/// … and where more would cost the program more than a search may: what was spent before is not left for the windows. In so short a one
-/// points are too rare to be judged that run less than some 600 times a second.
+/// … and the shortest if the budget demands it. In so short a window, sites below about 600 runs a second are too rare.
 const WINDOW_SHORTEST: f64 = 0.04;
-/// Share of what a search may still cost that the windows are meant to: rates are known roughly, and it costs between them, too.
+/// Share of the remaining budget planned for windows: rates are rough, and hits between windows cost, too.
 const MEANT: f64 = 0.75;
-/// Share of the CPU time up to which points are cheap.
+/// Sites are cheap up to this share of the CPU time.
 const CHEAP: f64 = 0.03;
-/// A program that is given little CPU time is waited for this many times as long.
+/// The wait for a program with little CPU time grows up to this factor.
 const PATIENCE: f64 = 6.0;
-/// Share of its CPU time that the program pays in half of them, in one piece at their beginning.
+/// Share of CPU time lost in burdened windows, in one piece at the start.
 const BURDEN: f64 = 0.10;
-/// … and share up to which it was left alone.
+/// … and the largest share in free windows.
 const ALONE: f64 = 0.005;
-/// Most places that it pays for: the busiest.
+/// Most places used for the burden: the busiest.
 const BURDEN_SPOTS: usize = 8;
-/// How often it is looked whether it has paid enough: some places run a million times a second.
+/// Interval of checks whether the burden is paid: some places run a million times a second.
 const BURDEN_BEAT: Duration = Duration::from_millis(2);
 
-/// What a window of the last round has shown.
 struct Window {
     seconds: f64,
     cpu: f64,
     counts: Vec<u64>,
-    /// Hits of the places that are to slow the program.
+    /// Hits of the burden's places.
     extra: u64,
-    /// Of the signals from outside.
+    /// Counts of the external signals.
     outside: Vec<f64>,
 }
 
-/// What of the last round is charged so far.
 struct Charged {
-    /// Hits of each place.
     hits: Vec<u64>,
-    /// CPU time of the program.
     cpu: f64,
-    /// How often its threads were given a CPU.
+    /// How often its threads got a CPU.
     switches: Switches,
 }
 
 impl Search<'_> {
-    /// Counts what is left in windows, in half of which the program is slowed a little by probes on busy places.
+    /// Counts the remaining sites in windows, half of them burdened.
     pub(super) fn last_round(&mut self, busy: &[Spot]) -> Result<Observation, Refusal> {
         self.go_on()?;
         let points = self.spots.len();
-        // Beyond the points: the numbers of their counters.
+        // The burden's counters are numbered after the sites.
         let burden = self.burden(busy);
         self.spots.extend(burden);
         let all: Vec<usize> = (0..self.spots.len()).collect();
@@ -80,7 +75,7 @@ impl Search<'_> {
             cpu: self.cpu(),
             switches: self.runs(),
         };
-        // What was seen before windows were added.
+        // Result before more windows were added.
         let mut so_far = None;
         let outcome = self.attach(mine).and_then(|attached| {
             let mut outcome = Ok(());
@@ -96,7 +91,7 @@ impl Search<'_> {
                     }
                     so_far = Some(observation.clone());
                 }
-                // Off, on, on, off: a drift falls on both alike.
+                // Free, burdened, burdened, free: a drift affects both kinds equally.
                 let slow = if matches!(window % 4, 1 | 2) { slow } else { &[] };
                 if window % 4 == 0 {
                     let passed = observation.seconds.iter().sum::<f64>() + window as f64 * waiting();
@@ -104,7 +99,7 @@ impl Search<'_> {
                     let rest = WINDOWS - window % WINDOWS;
                     let planned = of_the_rest(length, spent, COST_MAX - self.paid, rest, waiting());
                     if planned < length && so_far.is_some() {
-                        // In shorter ones what is rare could not be told any more.
+                        // Shorter windows could not measure rare sites.
                         break;
                     }
                     length = planned;
@@ -118,10 +113,10 @@ impl Search<'_> {
             let off = attached.let_go();
             outcome.and(off)
         });
-        // Until they were off they were hit, however it ended.
+        // Hits until detachment are charged, whatever the outcome.
         let paid = self.charge_all_since(&mut charged, &all);
         if let Err(refusal) = outcome.and(paid) {
-            // What hindered the windows that were added takes nothing from those before, as long as it is the same program.
+            // A failure in added windows leaves the earlier ones valid, if the program is the same.
             self.may_be_read()?;
             observation = so_far.ok_or(refusal)?;
         }
@@ -129,7 +124,6 @@ impl Search<'_> {
         Ok(observation)
     }
 
-    /// Charges what has been done since then.
     fn charge_all_since(&mut self, charged: &mut Charged, all: &[usize]) -> Result<(), Refusal> {
         let now = self.read(all);
         let hits = hits_between(&charged.hits, &now);
@@ -141,7 +135,7 @@ impl Search<'_> {
         self.charge_children(hits, used)
     }
 
-    /// A window of the last round: of the points, and of what slows the program in it.
+    /// Counts one window of the sites, with the burden if any.
     fn one_of_the_last(
         &mut self,
         (mine, slow): (&[usize], &[usize]),
@@ -152,7 +146,7 @@ impl Search<'_> {
     ) -> Result<(), Refusal> {
         self.go_on()?;
         let seen = self.window(mine, slow, length, signals)?;
-        // Between the windows it is hit as well.
+        // Hits between windows are charged, too.
         let all: Vec<usize> = (0..self.spots.len()).collect();
         self.charge_all_since(charged, &all)?;
         observation.seconds.push(seen.seconds);
@@ -172,7 +166,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Counts for the length of a window; the program pays for the slow places until it has paid its share.
+    /// Counts for the length of a window. The burden stays on until the program has paid its share.
     fn window(
         &mut self,
         mine: &[usize],
@@ -180,13 +174,13 @@ impl Search<'_> {
         length: f64,
         signals: &mut Signals,
     ) -> Result<Window, Refusal> {
-        // What slowed it in the last window must not slow it in this one, unseen.
+        // The burden of the last window must not reach unseen into this one.
         let burden: Vec<usize> = (mine.len()..self.spots.len()).collect();
         self.are_off(&burden)?;
-        // Who is run late after a tick reads an old clock, and the program pays for longer.
+        // A late wake-up after a tick reads an old clock, and costs the program more.
         let _urgent = Urgent::begin();
         up_to_date();
-        // In this order at both ends: what is looked at last takes longest.
+        // The same order at both ends: the last reading takes longest.
         let (counts, extra) = (self.read(mine), self.read(&burden));
         let (cpu, begun) = (self.cpu(), Instant::now());
         let outside = signals.read(self.workload);
@@ -195,7 +189,7 @@ impl Search<'_> {
         } else {
             Some(self.attach(slow)?)
         };
-        // The signals may have taken a while, and are read at both ends.
+        // The signals may take a while, and are read at both ends.
         let counted = Instant::now();
         let share = BURDEN * length * self.cpus.max(0.02);
         loop {
@@ -204,7 +198,7 @@ impl Search<'_> {
             if elapsed >= length && (used >= 0.8 * length * self.cpus || elapsed >= PATIENCE * length) {
                 break;
             }
-            // The points may run far more often than they did before. What is on goes with the error.
+            // The sites may run far more often than before. An error detaches the probes.
             let hits = hits_between(&counts, &self.read(mine));
             let of_slow = hits_between(&extra, &self.read(&burden));
             self.go_on_after(hits.saturating_add(of_slow))?;
@@ -248,7 +242,7 @@ impl Search<'_> {
         })
     }
 
-    /// The busiest places that are not counted themselves.
+    /// The busiest places that are not sites themselves.
     fn burden(&self, busy: &[Spot]) -> Vec<Spot> {
         let taken: BTreeSet<(usize, u64)> = self.spots.iter().map(|s| (s.image, s.offset)).collect();
         let mut candidates: Vec<&Spot> = busy
@@ -256,30 +250,29 @@ impl Search<'_> {
             .filter(|s| !taken.contains(&(s.image, s.offset)))
             .collect();
         candidates.sort_by(|a, b| b.rate.total_cmp(&a.rate).then(a.offset.cmp(&b.offset)));
-        // Of the processor's breakpoints one is left for that.
+        // One hardware breakpoint is reserved for the burden.
         let most = if self.compiled.is_some() { 1 } else { BURDEN_SPOTS };
         let room = CANDIDATES_MAX.saturating_sub(self.spots.len()).min(most);
         candidates.into_iter().take(room).cloned().collect()
     }
 }
 
-/// Length of a window in seconds, of points that cost such a share of the CPU time of a program on so many CPUs, of which a search may
-/// still take so much (seconds); for each window so many seconds are waited beside.
+/// Window length (seconds) for sites with this cost, as a share of the CPU time of a program on `cpus` CPUs. `left`:
+/// remaining budget (seconds of CPU time). `beside`: wait per window (seconds).
 fn length(cost: f64, cpus: f64, left: f64, beside: f64) -> f64 {
     let wanted = WINDOW * (CHEAP / cost.max(1e-9)).clamp(WINDOW_MIN / WINDOW, 1.0);
-    // Each second; half of the windows are slowed.
+    // Per second. Half of the windows are burdened.
     let paid = (cost + BURDEN / 2.0) * cpus;
     wanted.min((MEANT * left / (WINDOWS as f64 * paid) - beside).max(WINDOW_SHORTEST))
 }
 
-/// What a program on so many CPUs may pay for its points each second (seconds of CPU time), so that all windows fit into what a search may
-/// still take, even if they are the shortest.
+/// Most cost of the sites per second (seconds of CPU time) with which all windows, at their shortest, fit `left`.
 pub(super) fn most_paid(cpus: f64, left: f64, beside: f64) -> f64 {
     (MEANT * left / (WINDOWS as f64 * (WINDOW_SHORTEST + beside)) - BURDEN / 2.0 * cpus).max(0.0)
 }
 
-/// Length of each of so many windows that are left, where those before have cost more than they were meant to: so much, in so many
-/// seconds; of what the search may still take (seconds). For each window so many seconds are waited beside.
+/// Length of the remaining windows if earlier ones cost more than planned: `spent` in `seconds`. `left`: remaining
+/// budget (seconds of CPU time). `beside`: wait per window (seconds).
 fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: usize, beside: f64) -> f64 {
     let cost = windows as f64 * spent / seconds;
     if cost > 0.0 {
@@ -289,7 +282,7 @@ fn of_the_rest(length: f64, (spent, seconds): (f64, f64), left: f64, windows: us
     }
 }
 
-/// Whether as many windows again, which cost so much and take so long each, are within what a search may still take, and may last.
+/// Whether another set of windows of this cost and duration fits the budget and the time limit.
 fn may_be_added((paid, time): (f64, Duration), left: f64, so_far: Duration) -> bool {
     WINDOWS as f64 * paid <= MEANT * left && so_far + time * WINDOWS as u32 <= TIME_MAX
 }

@@ -1,11 +1,10 @@
-//! Taking out what an earlier homeostat has left in programs.
+//! Removes breakpoints that an earlier homeostat left in programs.
 //!
-//! A breakpoint that the kernel could not take out is known to it still, without anybody who counts there. Who counts at the same
-//! place and lets go of it has the kernel take out all breakpoints of the place that nobody counts with any more, in whatever
-//! process they are: the program in which they were left, and children that it has forked since.
+//! The kernel still knows a breakpoint that it could not remove, though nobody counts there. Attaching and detaching a
+//! counter there makes it remove all unused breakpoints of the place, also in children forked since.
 //!
-//! What is written down says only where to look. Something is done where a process that maps the file has a breakpoint in its memory
-//! and the file holds, at that place, what it held then, and something else than a breakpoint.
+//! The log only says where to look. A place is mended only if a process that maps the file has a breakpoint in memory
+//! there. The file must still hold the logged bytes, which are no breakpoint.
 
 use crate::concern::census::Census;
 use crate::concern::keeper::Held;
@@ -27,25 +26,23 @@ use std::sync::Arc;
 /// Breakpoint instruction of x86-64.
 const INSTRUCTION: u8 = 0xcc;
 
-/// What came of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// So many breakpoints were taken out.
     TakenOut(usize),
-    /// This process has a breakpoint still that nobody's end has left: somebody else counts there.
+    /// This process still has a breakpoint, because another program counts there.
     Others(ProcessId),
 }
 
-/// What was found of earlier homeostats, as sentences for people.
+/// What earlier homeostats left, as sentences for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mended {
-    /// Breakpoints that were left in programs, and were taken out now.
+    /// Breakpoints that were removed now.
     pub taken_out: Vec<String>,
-    /// What may still be left: it stays written down.
+    /// Breakpoints that may remain. They stay in the log.
     pub left: Vec<String>,
 }
 
-/// Looks at what homeostats that have ended have written down in this state directory, and takes out what they left in programs.
+/// Removes the breakpoints that ended homeostats logged in this state directory and left in programs.
 pub fn mend(state_directory: &Path) -> Mended {
     let root = Root::default();
     let mut mended = Mended::default();
@@ -74,7 +71,7 @@ pub fn mend(state_directory: &Path) -> Mended {
                 continue;
             }
         };
-        // What it counts with it takes out itself.
+        // A running homeostat removes its breakpoints itself.
         if lives(&root, record.writer) {
             continue;
         }
@@ -121,8 +118,8 @@ pub fn mend(state_directory: &Path) -> Mended {
     mended
 }
 
-/// Whether a breakpoint of these may be in the memory of one of the processes that they were put into. Where it is not known what
-/// one looks like, the kernel's word is taken for that.
+/// Whether a process may still have one of these breakpoints. On other processors than x86-64, the kernel's word
+/// counts.
 pub(super) fn is_left(entries: &[Entry]) -> bool {
     let root = Root::default();
     cfg!(target_arch = "x86_64")
@@ -132,10 +129,10 @@ pub(super) fn is_left(entries: &[Entry]) -> bool {
         })
 }
 
-/// Takes out what is left of an entry.
+/// Removes the rest of an entry.
 ///
 /// # Errors
-/// A sentence: why some may be left still.
+/// A sentence: why some may remain.
 fn mend_one(root: &Root, entry: &Entry) -> Result<Outcome, String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("what a breakpoint looks like on this processor is not known".to_owned());
@@ -159,10 +156,10 @@ fn mend_one(root: &Root, entry: &Entry) -> Result<Outcome, String> {
     Ok(Outcome::TakenOut(found))
 }
 
-/// Which of the breakpoints a process has in its memory.
+/// The breakpoints that a process has in memory.
 ///
 /// # Errors
-/// A sentence: that cannot be seen.
+/// A sentence: unknown.
 fn left_in(root: &Root, process: ProcessId, entry: &Entry) -> Result<Vec<Breakpoint>, String> {
     let memory = match Memory::open_all(root, process) {
         Ok(memory) => memory,
@@ -170,7 +167,7 @@ fn left_in(root: &Root, process: ProcessId, entry: &Entry) -> Result<Vec<Breakpo
         Err(e) => return Err(e.to_string()),
     };
     let entry = entry.clone();
-    // Its memory may be held by who waits for a page.
+    // Another thread may hold the address space while it waits for a page.
     let looked = patiently(process.pid, move || {
         let mut left = Vec::new();
         for breakpoint in entry.breakpoints {
@@ -183,13 +180,13 @@ fn left_in(root: &Root, process: ProcessId, entry: &Entry) -> Result<Vec<Breakpo
         Ok(left)
     });
     match looked.and_then(|left| left) {
-        // It has ended meanwhile, and its memory with it.
+        // The process ended, and its memory with it.
         Err(_) if !lives(root, process) => Ok(Vec::new()),
         other => other,
     }
 }
 
-/// Has the kernel take out breakpoints that are left in a process.
+/// Makes the kernel remove the breakpoints left in a process.
 fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint]) -> Result<(), String> {
     let memory = Memory::open_all(root, process).map_err(|e| e.to_string())?;
     let mapping = left
@@ -215,7 +212,7 @@ fn take_out(root: &Root, process: ProcessId, entry: &Entry, left: &[Breakpoint])
     };
     threads::at_liberty(root, process).map_err(|why| why.to_string())?;
     let places: Vec<(u64, u32)> = left.iter().map(|b| (b.offset, b.semaphore)).collect();
-    // The writer's own record says where they are, until this has succeeded.
+    // The old record stays until this succeeds.
     let owed = Owed::unwritten(Vec::new()).map_err(|why| why.to_string())?;
     let on = owed.take().map_err(|why| why.to_string())?;
     match Counters::new(1) {

@@ -1,14 +1,12 @@
-//! Breakpoints that are owed their end: written down before the kernel is asked to put them in, until they are known to be out.
+//! The clean-up log: breakpoints are logged before the kernel inserts them, until they are known to be removed.
 //!
-//! The kernel takes the breakpoints of a process that ends out of the programs that they were put into, but not where that one is
-//! killed in the very moment in which some are put in or taken out: its own writes into a program's code give up for a thread that
-//! is being killed, and it does not try again. What is left then costs the program a trap at each hit, for as long as it runs. So:
-//! * before the first breakpoint of a search or of a meter it is durably written down where they will be ([`record`]), and what cannot
-//!   be written down is not counted;
-//! * it is noted that something is on before the kernel is asked, so that an orderly end waits for it ([`wait_for_all`]), and once
-//!   the end has begun nothing more is asked for ([`end`]);
-//! * the next start, and `homeostat restore`, look at what an earlier homeostat has written down, and take out what it left
-//!   ([`mending`]).
+//! When a process ends, the kernel removes its breakpoints from other programs. But a process killed during an
+//! insertion or removal leaves some behind. The kernel's write into the program's code fails for a dying thread, and is
+//! not retried. Each later hit then costs the program a trap. Therefore:
+//! * Places are durably logged before the first breakpoint of a search or meter ([`record`]), or not counted.
+//! * Active breakpoints are noted before the kernel call, so that an orderly exit waits for them ([`wait_for_all`]).
+//!   After the exit begins, none is inserted ([`end`]).
+//! * The next start and `homeostat restore` read the log and remove what is left ([`mending`]).
 
 mod mending;
 mod record;
@@ -27,18 +25,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Bytes of code that are written down of each place: whether the file still holds what it held.
+/// Bytes of code logged per place, to detect a changed file.
 const CODE: usize = 8;
 
-/// A `nop` of five bytes. From Linux 6.18 on the kernel replaces one that is counted by a call, which writes below the stack pointer
-/// of the program, where that may keep its own; and what is left of it does not look like a breakpoint.
+/// A five-byte `nop`. From Linux 6.18 on, the kernel replaces a counted one by a call. The call writes below the
+/// program's stack pointer, where the program may keep data, and its remains do not look like a breakpoint.
 const NOP_OF_FIVE: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// Whether this kernel may do so.
 static REPLACES: LazyLock<bool> = LazyLock::new(|| {
     kernel_version(&kernel_release(&Root::default())).is_none_or(|version| version >= (6, 18))
 });
 
-/// Whether the kernel may put more than a breakpoint where this code is: it must not be counted.
+/// Whether the kernel may write more than a breakpoint over this code, so that it must not be counted.
 pub(super) fn is_replaced(code: &[u8]) -> bool {
     *REPLACES && looks_replaceable(code)
 }
@@ -47,33 +45,30 @@ fn looks_replaceable(code: &[u8]) -> bool {
     cfg!(target_arch = "x86_64") && code.starts_with(&NOP_OF_FIVE)
 }
 
-/// A place that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Breakpoint {
-    /// Offset in the file.
     offset: u64,
-    /// That of its semaphore; 0: it has none.
+    /// Offset of its semaphore. 0: none.
     semaphore: u32,
-    /// What the file holds there.
+    /// Bytes of the file there.
     code: [u8; CODE],
 }
 
-/// Places of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// In whose memory they are put first. Children that are forked meanwhile have them, too.
+    /// Processes that get them first. Children forked meanwhile inherit them.
     processes: Vec<ProcessId>,
-    /// The file, as a list of mappings gives it.
+    /// The file, as in a list of mappings.
     device_inode: DeviceInode,
     path: String,
     breakpoints: Vec<Breakpoint>,
 }
 
 impl Entry {
-    /// Places of a file, each with its semaphore, in these processes.
+    /// Places in a file, each with its semaphore, in these processes.
     ///
     /// # Errors
-    /// A sentence: the file cannot be read there.
+    /// A sentence: the file is unreadable there.
     pub(super) fn new(
         target: &Target,
         places: impl IntoIterator<Item = (u64, u32)>,
@@ -111,7 +106,7 @@ impl Entry {
     }
 }
 
-/// How many things are counted with, and whether more may come.
+/// Counts active breakpoints, and blocks new ones at the exit.
 #[derive(Debug)]
 struct Gate {
     on: AtomicUsize,
@@ -126,7 +121,7 @@ impl Gate {
         }
     }
 
-    /// One more. Noted before it is looked whether it may be: who ends meanwhile either waits for it or is seen here.
+    /// Counts up before the check, so that a concurrent exit either waits for this one or is seen here.
     fn enter(&self) -> Result<(), Refusal> {
         self.on.fetch_add(1, Ordering::SeqCst);
         self.open().inspect_err(|_| self.leave())
@@ -149,7 +144,7 @@ impl Gate {
         self.ending.store(true, Ordering::SeqCst);
     }
 
-    /// Waits until there is none any more, at most so long; whether that is so.
+    /// Waits up to `longest` for the count to reach zero. Returns whether it did.
     fn wait(&self, longest: Duration) -> bool {
         let begun = Instant::now();
         while self.on.load(Ordering::SeqCst) > 0 {
@@ -164,17 +159,16 @@ impl Gate {
 
 static GATE: Gate = Gate::new();
 
-/// From now on nothing more is put in, by anybody in this process.
+/// From now on, no thread of this process inserts breakpoints.
 pub(super) fn end() {
     GATE.end();
 }
 
-/// Waits until nothing is counted with any more, at most so long; whether that is so.
+/// Waits up to `longest` for all breakpoints to be removed. Returns whether they are.
 pub(super) fn wait_for_all(longest: Duration) -> bool {
     GATE.wait(longest)
 }
 
-/// Those that have not ended.
 static LIVING: Mutex<Vec<Weak<Owed>>> = Mutex::new(Vec::new());
 
 /// Whether a breakpoint of ours may be at a place of a file now.
@@ -188,25 +182,24 @@ pub(super) fn is_on(file: &DeviceInode, offset: u64) -> bool {
     })
 }
 
-/// That breakpoints may come to be in, from before the first of them is put in until the last is known to be out.
+/// A log entry, from before the first of its breakpoints is inserted until all are known to be out.
 #[derive(Debug)]
 pub(super) struct Owed {
-    /// Number in the record, where one is kept.
+    /// Number in the record, if one is kept.
     number: Option<u64>,
     entries: Vec<Entry>,
-    /// So many things may be counted with at present.
     on: AtomicUsize,
 }
 
-/// That they may be in at present: taken before the kernel is asked, and held until they are out.
+/// Marks breakpoints as active: taken before the kernel call, and held until they are out.
 #[derive(Debug)]
 pub(super) struct On(Arc<Owed>);
 
 impl Owed {
-    /// Writes down where breakpoints are about to be put, of whose files none has its code in large pages.
+    /// Logs places before insertion. Refuses a file with code in large pages.
     ///
     /// # Errors
-    /// A sentence: it cannot be written down, or homeostat is ending. Then none may be put in.
+    /// A sentence: logging failed, or homeostat is exiting. Nothing may be inserted then.
     pub(super) fn begin(root: &Root, entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
         for entry in &entries {
             large::allow(root, &entry.processes, &entry.device_inode)?;
@@ -221,10 +214,10 @@ impl Owed {
         }
     }
 
-    /// The same of our own code, which ends with us, and of what is written down already.
+    /// Without logging, for our own code, which ends with us, and for places already in a record.
     ///
     /// # Errors
-    /// A sentence: homeostat is ending.
+    /// A sentence: homeostat is exiting.
     pub(super) fn unwritten(entries: Vec<Entry>) -> Result<Arc<Self>, Refusal> {
         GATE.enter()?;
         Ok(Self::new(None, entries))
@@ -242,10 +235,10 @@ impl Owed {
         this
     }
 
-    /// The kernel is about to be asked for some of them.
+    /// Marks breakpoints as active before the kernel call.
     ///
     /// # Errors
-    /// A sentence: homeostat is ending.
+    /// A sentence: homeostat is exiting.
     pub(super) fn take(self: &Arc<Self>) -> Result<On, Refusal> {
         GATE.open()?;
         self.on.fetch_add(1, Ordering::SeqCst);
@@ -254,10 +247,10 @@ impl Owed {
 }
 
 impl On {
-    /// Whether the kernel may be asked for one more of them.
+    /// Checks before another kernel call.
     ///
     /// # Errors
-    /// A sentence: homeostat is ending.
+    /// A sentence: homeostat is exiting.
     pub(super) fn may_attach(&self) -> Result<(), Refusal> {
         GATE.open()
     }
@@ -279,7 +272,7 @@ impl Drop for On {
 impl Drop for Owed {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            // What the kernel could not take out, for want of memory for example, stays written down.
+            // An entry stays if the kernel could not remove its breakpoints, for example for lack of memory.
             if !mending::is_left(&self.entries) {
                 record::strike(number);
             }

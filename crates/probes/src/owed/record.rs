@@ -1,8 +1,8 @@
-//! The record of breakpoints that are owed their end: one small file for each homeostat that counts, in the state directory.
+//! The clean-up log on disk: one small file per counting homeostat, in the state directory.
 //!
-//! `breakpoints/PID-STARTED.json`, written anew as a whole each time (`….new`, synced, renamed, the directory synced), so that at every
-//! moment one of the two is complete. Whose process has ended left it behind. It holds nothing but where breakpoints may be;
-//! nothing is done on its word alone ([`mending`](crate::owed::mending)).
+//! Each change rewrites `breakpoints/PID-STARTED.json` as a whole (`….new`, sync, rename, sync of the directory), so
+//! one complete version always exists. A file is left over when its process has ended. It only lists where breakpoints
+//! may be, and [`mending`](crate::owed::mending) verifies each entry.
 
 use crate::owed::Entry;
 use homeostat_kernel::process::start_ticks;
@@ -18,25 +18,22 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Name of the directory in the state directory.
 const DIRECTORY: &str = "breakpoints";
-/// What a file is called.
 const SUFFIX: &str = ".json";
-/// While it is being written.
+/// Suffix while writing.
 const NEW: &str = ".new";
-/// One that cannot be read.
+/// Suffix of an unreadable record.
 const DAMAGED: &str = ".damaged";
 const VERSION: u32 = 1;
-/// Most that is read of a file: far more than the places of a search and of some hundred meters.
+/// Most bytes read of a file: far more than a search and some hundred meters need.
 const BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// What a homeostat has written down.
+/// The record of one homeostat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     version: u32,
-    /// The boot in which it counted: no breakpoint outlives that.
+    /// Boot id: no breakpoint survives a reboot.
     pub(super) boot: String,
-    /// The homeostat that counted.
     pub(super) writer: ProcessId,
     pub(super) owed: Vec<Entry>,
 }
@@ -52,9 +49,8 @@ impl Record {
     }
 }
 
-/// What this process owes.
 struct Book {
-    /// Where it is written down; `None`: nobody has asked for that.
+    /// `None`: no log is kept.
     directory: Option<PathBuf>,
     owed: BTreeMap<u64, Vec<Entry>>,
     next: u64,
@@ -66,27 +62,26 @@ static BOOK: Mutex<Book> = Mutex::new(Book {
     next: 0,
 });
 
-/// From now on it is written down in this state directory where breakpoints are put, before they are, and what cannot be written
-/// down is not counted. Without this nothing is written down.
+/// From now on, breakpoints are logged in this state directory before their insertion, or not counted. Without this
+/// call, nothing is logged.
 pub fn write_breakpoints_down_in(state_directory: &Path) {
     let mut book = BOOK.lock().unwrap_or_else(PoisonError::into_inner);
     book.directory = Some(state_directory.join(DIRECTORY));
 }
 
-/// The directory of the records below a state directory.
 pub(super) fn directory_of(state_directory: &Path) -> PathBuf {
     state_directory.join(DIRECTORY)
 }
 
-/// Writes down, durably, what is about to be put in: its number, where a record is kept.
+/// Durably logs places before breakpoints are inserted. Returns the entry's number if a log is kept.
 ///
 /// # Errors
-/// A sentence: it cannot be written down.
+/// A sentence: it cannot be written.
 pub(super) fn add(entries: &[Entry]) -> Result<Option<u64>, String> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner).add(entries)
 }
 
-/// What has this number is known to be out.
+/// Removes an entry, whose breakpoints are known to be out.
 pub(super) fn strike(number: u64) {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner).strike(number);
 }
@@ -114,7 +109,7 @@ impl Book {
     fn strike(&mut self, number: u64) {
         self.owed.remove(&number);
         if let Some(directory) = self.directory.clone() {
-            // What is still written there is looked for in vain at the next start, and does no harm.
+            // A stale entry is harmless: the next start finds no breakpoint there.
             let _ = self.write(&directory, false);
         }
     }
@@ -130,7 +125,6 @@ impl Book {
     }
 }
 
-/// The process that this is.
 pub(super) fn own_id() -> io::Result<ProcessId> {
     let stat = std::fs::read("/proc/self/stat")?;
     let unclear = || io::Error::other("/proc/self/stat is not understood");
@@ -140,7 +134,6 @@ pub(super) fn own_id() -> io::Result<ProcessId> {
     })
 }
 
-/// The boot that this is.
 pub(super) fn boot_id() -> io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())
@@ -150,8 +143,7 @@ fn name_of(writer: ProcessId) -> String {
     format!("{}-{}{SUFFIX}", writer.pid, writer.start_ticks)
 }
 
-/// Opens the directory, which is made where it is not there. One in which somebody else could write is refused: breakpoints would be
-/// put in on that one's word.
+/// Opens or creates the directory. Refuses one that others can write, on whose word breakpoints would be inserted.
 fn private(directory: &Path) -> io::Result<OwnedFd> {
     match open_private(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -162,13 +154,13 @@ fn private(directory: &Path) -> io::Result<OwnedFd> {
         .mode(0o700)
         .create(directory)?;
     if let Some(above) = directory.parent() {
-        // That the directory is there must be as durable as what is in it.
+        // The directory must be as durable as its files.
         File::open(above)?.sync_all()?;
     }
     open_private(directory)
 }
 
-/// The same of one that is there.
+/// The same for an existing directory.
 pub(super) fn open_private(directory: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -176,7 +168,7 @@ pub(super) fn open_private(directory: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// That nobody but us and root can have written it.
+/// Checks that only this user and root can have written it.
 fn is_ours(fd: impl AsFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(fd)?;
     let user = rustix::process::geteuid().as_raw();
@@ -189,7 +181,6 @@ fn is_ours(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a record as a whole.
 pub(super) fn write(dir: &OwnedFd, record: &Record, durably: bool) -> io::Result<()> {
     let name = name_of(record.writer);
     let new = format!("{name}{NEW}");
@@ -214,7 +205,6 @@ pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
     }
 }
 
-/// Names of the records in the directory.
 pub(super) fn names(dir: &OwnedFd) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir)? {
@@ -227,10 +217,10 @@ pub(super) fn names(dir: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Reads a record. One that is not understood is set aside, so that it is told once.
+/// Reads a record. An invalid record is set aside, so that it is reported once.
 ///
 /// # Errors
-/// Also where somebody else may have written it.
+/// Also if somebody else may have written it.
 pub(super) fn read(dir: &OwnedFd, name: &str) -> io::Result<Record> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;

@@ -1,52 +1,51 @@
-//! What a server did while nothing of it was counted, by how often its threads waited.
+//! Estimates a server's work while nothing is counted from the number of waits of its threads.
 //!
-//! A server that gives a thread to each connection waits once for each request, whether it is counted or not: *hits ÷ waits* of a window
-//! times the waits of the rest is what it did in the rest. That ratio hardly varies (of MariaDB .964 to .972 waits for a statement over three
-//! loads), so one short window in some seconds tells it, and each reading has something to say, also one with no window in it.
+//! A server with a thread per connection waits once per request, counted or not. So *hits ÷ waits* of a window, times
+//! the waits of the rest, is the work of the rest. The ratio hardly varies (MariaDB: 0.964 to 0.972 waits per statement
+//! over three loads). One short window every few seconds is enough, and readings without a window are valid too.
 //!
-//! It speaks for what comes after its window, so after a change it is that of before until the next window has ended
-//! ([`lag`](crate::turns::lag)): who compares leaves that out. Nothing of one window is added to the next, which may be of another arm of a trial.
+//! A ratio stays in use after its window. After a change, the old ratio lasts until the next window ends
+//! ([`lag`](crate::turns::lag)), and comparisons drop that time. Windows are never summed, because they may belong to
+//! different arms of a trial.
 //!
-//! An event loop, or a pool of threads, finds more requests at each wait the busier it is, and is busier while it is counted: the ratio of a
-//! window is not that of the rest. Who waits for several connections at once is refused by what it waits for
-//! ([`Waits`](homeostat_meters::waits::Waits)); and here whatever runs more than 1.1 times for each wait. The ratio of a window is then near to
-//! that of the rest, and a dearer request is told as less work in any case, though by up to a third too little where the rest of the waits are for other
-//! things (a statistician's reckoning: M/M/1 .2 points of 10, pools of eight 3.2; docs/meters.md).
+//! Event loops and thread pools serve more requests per wait the busier they are, and counting makes them busier. So
+//! threads that wait for several connections are refused ([`Waits`](homeostat_meters::waits::Waits)), and so is a ratio
+//! above 1.1. A costlier request then always reads as less work, up to a third too little if other waits are frequent
+//! (computed: M/M/1 0.2 points of 10, pools of eight 3.2; docs/meters.md).
 
-/// Beyond this ratio several units are done at one wait.
+/// Above this ratio, one wait serves several units.
 const HITS_PER_WAIT_MAX: f64 = 1.1;
-/// … and below this one most of its waits are for something else.
+/// … and below this ratio, most waits are for something else.
 const HITS_PER_WAIT_MIN: f64 = 0.2;
-/// A window with fewer hits does not tell the ratio (of 300 it varies by some 2 %) …
+/// A window with fewer hits is void (the ratio of 300 varies by about 2 %) …
 const HITS_MIN: f64 = 300.0;
-/// … and so many of them, one after the other, tell that none will.
+/// … and after this many in a row, windows never will suffice.
 const THIN_MAX: u32 = 5;
-/// Neither does one of which adding up the waits took a larger share, at both ends together.
+/// A window is void if reading the waits, at both ends together, took a larger share of it.
 const LOOK_MAX: f64 = 0.2;
-/// So many windows together judge whether waits may stand for hits: of a single one that might be chance.
+/// Windows that decide together whether waits may stand for hits: a single one may be chance.
 const JUDGED: usize = 3;
 
-/// How often the threads had waited at a moment.
+/// Number of waits of the threads at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Waited {
-    /// Since some fixed moment.
     pub(crate) waits: f64,
-    /// Hits in the middle of looking at all threads.
+    /// Hits in the middle of reading all threads.
     pub(crate) hits: f64,
-    /// How long that look took (seconds).
+    /// Duration of that reading (seconds).
     pub(crate) took: f64,
 }
 
-/// Hits for each wait.
 #[derive(Clone, Debug)]
 pub(super) struct Calibration {
-    /// So long after its window the ratio still speaks (seconds): as long as who compares leaves out after a change ([`lag`](crate::turns::lag)).
+    /// How long a ratio stays valid (seconds): the time that comparisons drop after a change
+    /// ([`lag`](crate::turns::lag)).
     speaks: f64,
-    /// The last window that told it: the ratio, and when it ended.
+    /// The last valid ratio, and the end of its window.
     known: Option<(f64, f64)>,
-    /// Hits and waits of the last windows, the newest last.
+    /// Hits and waits of the last windows, newest last.
     last: Vec<(f64, f64)>,
-    /// Windows since then that did not tell it, though the program worked.
+    /// Void windows since then in which the program was active.
     thin: u32,
 }
 
@@ -60,12 +59,12 @@ impl Calibration {
         }
     }
 
-    /// The last windows had few hits because the program rested, or because windows are growing.
+    /// Excuses windows with few hits: the program was idle, or windows are growing.
     pub(super) fn excuse(&mut self) {
         self.thin = 0;
     }
 
-    /// A window has begun and ended so, at these moments (seconds).
+    /// Adds a window with its start and end (seconds).
     pub(super) fn window(&mut self, begun: (Waited, f64), ended: (Waited, f64)) {
         let ((from, begun), (to, ended)) = (begun, ended);
         let (hits, waits) = (to.hits - from.hits, to.waits - from.waits);
@@ -79,17 +78,17 @@ impl Calibration {
         }
         self.last.push((hits, waits));
         let ratio = hits / waits.max(1.0);
-        // Chance, or something that does not last, or it will be judged: until then it says nothing.
+        // An unfit ratio is not used until it is judged: it may be chance or temporary.
         self.known = is_fit(ratio).then_some((ratio, ended));
     }
 
-    /// What it is now, if anything that was counted lately says so.
+    /// The current ratio, if a recent window gives one.
     pub(super) fn hits_per_wait(&self, now: f64) -> Option<f64> {
         let (ratio, at) = self.known?;
         (now - at <= self.speaks).then_some(ratio)
     }
 
-    /// Whether waits may stand for hits, as far as that is known.
+    /// Whether waits may stand for hits, as far as known.
     ///
     /// # Errors
     /// A sentence: they may not.

@@ -1,8 +1,8 @@
-//! What children of the counted processes pay that are not counted.
+//! Estimates the counting cost of forked children that are not counted.
 //!
-//! A forked child has the breakpoints of its parent and pays for each hit, and the kernel counts for the processes that it was
-//! asked for only. The scan makes those that live for a while part of the workload; until then, and for those that end before,
-//! they are taken to hit as often in a second of CPU time as the counted ones.
+//! A forked child inherits the breakpoints and pays for each hit, but the kernel counts only the requested processes.
+//! The process scan adds long-lived children to the workload. Until then, and for short-lived children, the estimate
+//! assumes the hit rate per CPU second of the counted processes.
 
 use homeostat_kernel::Root;
 use homeostat_kernel::probe::process_cpu_time;
@@ -12,37 +12,32 @@ use homeostat_model::ProcessId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
-/// Most children that are looked at in a turn.
 const CHILDREN_MAX: usize = 1024;
-/// Most that is read of a list of children, in bytes: some 100,000 of them.
+/// Most bytes read of a list of children: about 100,000 of them.
 const CHILDREN_TEXT_MAX: usize = 1 << 20;
-/// Threads of a process that are asked for their children.
+/// Threads of a process whose children are read.
 const THREADS_MAX: usize = 1024;
-/// So many new ones in a turn are too many: each fork has the pages with breakpoints copied.
+/// Most forks per turn: each fork copies the pages with breakpoints.
 pub(crate) const FORKS_MAX: usize = 20;
 
-/// What children have done that are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Unpaid {
     /// Seconds of CPU time.
     pub(crate) cpu: f64,
-    /// New ones.
     pub(crate) forks: usize,
 }
 
-/// What was seen of them in the last turn.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children {
-    /// CPU time of each that lives (seconds).
+    /// CPU time of each living child (seconds).
     living: BTreeMap<ProcessId, f64>,
-    /// CPU time of those of each counted process that have ended and were waited for (seconds).
+    /// CPU time of the ended and reaped children of each counted process (seconds).
     ended: BTreeMap<ProcessId, f64>,
     looked: bool,
 }
 
 impl Children {
-    /// What they have done since the last look; nothing in the first one. `counted`: processes that are; `programs`: those
-    /// whose breakpoints a child can have.
+    /// Activity since the last call, zero in the first. `programs`: those whose breakpoints a child may inherit.
     pub(crate) fn since(
         &mut self,
         root: &Root,
@@ -60,7 +55,7 @@ impl Children {
                 if living.len() >= CHILDREN_MAX {
                     break;
                 }
-                // One that runs another program has lost the breakpoints.
+                // A child that runs another program has lost the breakpoints.
                 let Some(child) = identity(root, child) else {
                     continue;
                 };
@@ -91,7 +86,8 @@ impl Children {
                 .sum()
         };
         Unpaid {
-            // All that a new child has done it did since; what a process had waited for before it was counted it did not.
+            // New children did all their work since the last call. Children reaped before the count began do not
+            // matter.
             cpu: grown(living, &self.living, 0.0) + grown(ended, &self.ended, 1.0),
             forks: living.keys().filter(|c| !self.living.contains_key(c)).count(),
         }
@@ -106,7 +102,6 @@ fn identity(root: &Root, pid: i32) -> Option<ProcessId> {
     Some(ProcessId { pid, start_ticks })
 }
 
-/// Children of all threads of a process.
 fn children_of(dir: &OwnedFd) -> Vec<i32> {
     let Ok((threads, _)) = numbers_in(dir, "task", THREADS_MAX) else {
         return Vec::new();
@@ -127,7 +122,7 @@ fn children_of(dir: &OwnedFd) -> Vec<i32> {
     found
 }
 
-/// CPU time of the children that a process has waited for (seconds): fields 16 and 17 of `stat`.
+/// CPU time of the reaped children of a process (seconds): fields 16 and 17 of `stat`, proc_pid_stat(5).
 fn cpu_of_ended(dir: &OwnedFd) -> Option<f64> {
     let mut buffer = [0u8; 1024];
     let n = read_at(dir, "stat", &mut buffer).ok()?;

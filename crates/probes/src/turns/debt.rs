@@ -1,26 +1,24 @@
-//! What counting has cost more than it may, and is to be made up for.
+//! Counting cost beyond the budget, which rests repay.
 
-/// Longest time in which it is made up for (seconds). Where that is not enough several times in a row it is given up: the program has
-/// changed.
+/// Longest rest to repay debt (seconds). If it is too short several times in a row, counting ends.
 pub(super) const MAKE_UP_MAX: f64 = 60.0;
-/// What is less than the budget of so many seconds is no debt: the share of the next turn makes up for it.
+/// A smaller debt than this many seconds of budget is ignored: the share of the next turn repays it.
 const SLACK: f64 = 1.0;
 
-/// Seconds of the program's CPU time that counting has taken beyond its limit so far.
+/// Seconds of the program's CPU time that counting took beyond its limit so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Debt(f64);
 
 impl Debt {
-    /// Adds what a piece of time has cost, of so much CPU time of the program, of which `limit` is the share that it may cost.
+    /// Adds a cost. `limit`: the share of the program's CPU time `cpu` that counting may cost.
     pub(crate) fn add(&mut self, cost: f64, cpu: f64, limit: f64) {
         self.0 = (self.0 + cost - limit * cpu.max(0.0)).max(0.0);
     }
 
-    /// How long nothing is to be counted (seconds), of a program that uses so many CPUs; 0 for a debt that the next share makes
-    /// up for.
+    /// Length of the rest (seconds) for a program that uses this many CPUs. 0 for a debt that the next share repays.
     ///
     /// # Errors
-    /// The seconds that it would take: more than is waited for.
+    /// The seconds that a rest would take, if more than [`MAKE_UP_MAX`].
     pub(crate) fn rest(&self, cpus: f64, limit: f64) -> Result<f64, f64> {
         let seconds = self.0 / (limit * cpus).max(1e-9);
         if seconds <= SLACK {

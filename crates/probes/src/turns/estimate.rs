@@ -1,48 +1,42 @@
-//! How much work was done between two readings, of what was counted for a part of the time.
+//! Estimates the work between two readings from hits that were counted for part of the time.
 //!
-//! The CPU time of a program is known throughout, its hits only while the probes are there. What it did in the rest is taken
-//! to have been done at the rate per CPU second that was counted: a ratio estimate. A program that works more while it is not
-//! counted uses more CPU time meanwhile, so that most of what moves its work moves nothing here; what is left is how much the CPU
-//! time of one unit of work varies, over as many units as were counted.
+//! CPU time is always known, hits only while probes are attached. A ratio estimate applies the counted rate per CPU
+//! second to the rest. Load moves the CPU time too, so the error is mainly the variation of CPU time per unit of work.
 //!
-//! * Whatever was counted between two readings speaks for the time between these two and for no other: what is counted in one
-//!   block of an experiment never tells anything of the next.
-//! * What the probes themselves took, that of the witness as well, is not in the rate: `hits + hits ÷ (CPU while counted − hits of
-//!   both × cost of a hit) × CPU of the rest`, without what hits took while the probes came and went. (Left in, it would make the work of
-//!   a program that pays 3 % while it is counted 3 % smaller, and its gain by a hundredth of that.)
-//! * The bias of a ratio estimate is of the order of its relative variance: below 0.1 % where its noise is below 3 %.
-//! * Where hardly any of the CPU time was counted nothing is told: there is no reading, rather than one of zero.
+//! * Counts between two readings apply to that time only, so no block of an experiment informs the next.
+//! * The rate excludes the time of hits, also of the witness: `hits + hits ÷ (CPU while counted − hits of both × cost
+//!   of a hit) × CPU of the rest`. The rest excludes hits during attach and detach. Otherwise work at a 3 % counting
+//!   cost would read 3 % low, and a gain a hundredth of that.
+//! * The bias is of the order of the relative variance: below 0.1 % where the noise is below 3 %.
+//! * If hardly any CPU time was counted, there is no reading, rather than a reading of zero.
 //!
-//! A window speaks for the time until the next one, too, where they are some seconds apart: of servers that wait once for each unit by how often
-//! they wait ([`calibration`](crate::turns::calibration)); of what is hit so often that its share of each second would be too short, at the rate per
-//! CPU second of the last window ([`LastWindow`]). Whoever compares leaves that time out after a change.
+//! Windows seconds apart also represent the time until the next one, by the number of waits
+//! ([`calibration`](crate::turns::calibration)) or at the last rate ([`LastWindow`]). Comparisons drop it.
 
 use crate::turns::calibration::{Calibration, Waited};
 use crate::turns::schedule::TURN;
 
-/// Of the CPU time that should have been counted this share is needed.
+/// Share of the planned CPU time that must be counted.
 const ENOUGH: f64 = 0.25;
-/// Less CPU time than this (seconds) is none.
+/// Less CPU time than this (seconds) counts as none.
 const NO_CPU: f64 = 0.0005;
-/// The probes cannot have taken more than this share of the time in which they were counted: the rest is the program's.
+/// Largest share of the counted time that probes can have taken: the rest is the program's.
 pub(crate) const TAKEN_MAX: f64 = 0.5;
 
-/// What the clocks and counters say at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Moment {
-    /// Seconds since some fixed moment.
+    /// Seconds since a fixed moment.
     pub(crate) at: f64,
     /// CPU seconds of the program since then.
     pub(crate) cpu: f64,
-    /// Hits since then of what is counted.
+    /// Hits of the site since then.
     pub(crate) hits: u64,
-    /// … and of its witness, which cost the program as much each, and tell nothing.
+    /// … and of its witness, which cost as much each and do not count as work.
     pub(crate) witnessed: u64,
-    /// How often its threads have waited since then; not always asked, or known.
+    /// Number of waits of its threads since then, if asked and known.
     pub(crate) waited: Option<Waited>,
 }
 
-/// A sum of pieces of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Piece {
     seconds: f64,
@@ -50,7 +44,7 @@ struct Piece {
     hits: u64,
     witnessed: u64,
     waits: f64,
-    /// Of a part of it is not known how often its threads waited.
+    /// The number of waits is unknown for a part of it.
     blind: bool,
 }
 
@@ -68,71 +62,67 @@ impl Piece {
         }
     }
 
-    /// CPU time without what hits took, of which each cost so much (seconds).
+    /// CPU time without the time of hits, at this cost each (seconds).
     fn own(&self, hit_cost: f64) -> f64 {
         let taken = (self.hits as f64 + self.witnessed as f64) * hit_cost;
         (self.cpu - taken).max(TAKEN_MAX * self.cpu)
     }
 }
 
-/// What a reading says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Told {
-    /// Work up to now, in hits; grows only.
+    /// Cumulative work, in hits. Never decreases.
     pub(crate) work: f64,
-    /// Share of the CPU time since the reading before in which it was counted; the rest is estimated. `None`: too small a one to
-    /// say anything, so that this reading is where the next begins.
+    /// Share of the CPU time since the last reading that was counted. `None`: too little, so a new period begins here.
     pub(crate) share: Option<f64>,
 }
 
-/// The books of one meter.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
-    /// Seconds of CPU time that a hit costs.
+    /// Seconds of CPU time.
     hit_cost: f64,
     on: bool,
     last: Moment,
     counted: Piece,
     passed: Piece,
     work: f64,
-    /// The share that is meant to be counted.
+    /// Planned share of the time.
     wanted: f64,
-    /// Since the last reading not all was counted that ran while it was.
+    /// Some activity since the last reading was not counted while probes were attached.
     lacking: bool,
     rest: Rest,
 }
 
-/// By what is told what was done while it was not counted.
+/// Basis for estimating the uncounted work.
 #[derive(Clone, Debug)]
 enum Rest {
-    /// By what was counted between the same two readings.
+    /// Counts between the same two readings.
     SameReading,
     LastWindow(LastWindow),
     Waits(ByWaits),
 }
 
-/// What is known of the waits.
 #[derive(Clone, Debug)]
 struct ByWaits {
     calibration: Calibration,
-    /// How often they had waited when the window began, and when that was.
+    /// Number of waits at the start of the window, and its time.
     begun: Option<(Waited, f64)>,
 }
 
-/// The rate in the last window that told it.
+/// The rate of the last valid window.
 #[derive(Clone, Debug)]
 struct LastWindow {
-    /// So long after its window the rate still speaks (seconds).
+    /// How long the rate stays valid after its window (seconds).
     speaks: f64,
     begun: Option<Moment>,
-    /// When the last window ended, whatever it told.
+    /// End of the last window, valid or not.
     ended: Option<Moment>,
-    /// Hits for each second of the program's own CPU time, and when that window ended.
+    /// Hits per second of the program's CPU time without hits, and the end of that window.
     known: Option<(f64, f64)>,
 }
 
 impl LastWindow {
-    /// A window has ended, in which so much of the CPU time was meant to be counted.
+    /// Ends a window with this planned share of CPU time.
     fn window(&mut self, now: &Moment, wanted: f64, hit_cost: f64) {
         let (begun, ended) = (self.begun.take(), self.ended.replace(*now));
         let Some(begun) = begun else {
@@ -140,16 +130,16 @@ impl LastWindow {
         };
         let mut piece = Piece::default();
         piece.add(&begun, now);
-        // CPUs that it uses: by what it used since the last window, that is long, or in this one.
+        // CPUs in use, since the last window if there is one, because that period is longer.
         let since = ended.unwrap_or(begun);
         let cpus = (now.cpu - since.cpu).max(0.0) / (now.at - since.at).max(1e-6);
-        // In a window in which it rested it shows nothing.
+        // A window in which the program was idle shows nothing.
         if piece.cpu >= NO_CPU && piece.cpu >= ENOUGH * wanted * cpus * TURN {
             self.known = Some((piece.hits as f64 / piece.own(hit_cost), now.at));
         }
     }
 
-    /// What it is now, if a window lately said so.
+    /// The current rate, if a recent window gives one.
     fn rate(&self, now: f64) -> Option<f64> {
         let (rate, at) = self.known?;
         (now - at <= self.speaks).then_some(rate)
@@ -171,7 +161,7 @@ impl Ledger {
         }
     }
 
-    /// The same where windows are seconds apart, and the last one tells the rest; so long after it (seconds).
+    /// For windows seconds apart, with the last one as the basis. It stays valid for `speaks` seconds.
     pub(crate) fn by_last_window(hit_cost: f64, speaks: f64) -> Self {
         Self {
             rest: Rest::LastWindow(LastWindow {
@@ -184,7 +174,7 @@ impl Ledger {
         }
     }
 
-    /// The same of a program whose waits tell the rest; so long after a window (seconds).
+    /// For waits as the basis. A window stays valid for `speaks` seconds.
     pub(crate) fn by_waits(hit_cost: f64, speaks: f64) -> Self {
         Self {
             rest: Rest::Waits(ByWaits {
@@ -195,36 +185,34 @@ impl Ledger {
         }
     }
 
-    /// In the window that is ending a hit has cost so much (seconds of CPU time). What a reading has cut off of it is told already, as in
-    /// the window before.
+    /// Sets the cost of a hit in the ending window (seconds of CPU time). A reading has used the older cost for its
+    /// part.
     pub(crate) fn costs(&mut self, hit_cost: f64) {
         self.hit_cost = hit_cost;
     }
 
-    /// Whether it is counted now.
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Whether waits tell the rest.
     pub(crate) fn is_by_waits(&self) -> bool {
         matches!(self.rest, Rest::Waits(_))
     }
 
-    /// Whether each reading has its own window, and is told by that alone.
+    /// Whether each reading has its own window and uses only that.
     pub(crate) fn is_by_reading(&self) -> bool {
         matches!(self.rest, Rest::SameReading)
     }
 
-    /// Whether the next moment is to say how often its threads have waited: not while it is counted all the time.
+    /// Whether the next moment needs the number of waits: not in continuous counting.
     pub(crate) fn asks_for_waits(&self) -> bool {
         self.is_by_waits() && self.wanted < 1.0
     }
 
-    /// Whether the waits tell the rest, as far as the windows so far say.
+    /// Whether waits can be the basis, by the windows so far.
     ///
     /// # Errors
-    /// A sentence: they do not.
+    /// A sentence: they cannot.
     pub(crate) fn judge_waits(&self) -> Result<(), String> {
         match &self.rest {
             Rest::Waits(waits) => waits.calibration.judge(),
@@ -232,7 +220,7 @@ impl Ledger {
         }
     }
 
-    /// The last windows had few hits because the program rested, or because windows are growing.
+    /// Excuses windows with few hits: the program was idle, or windows are growing.
     pub(crate) fn excuse(&mut self) {
         if let Rest::Waits(waits) = &mut self.rest {
             waits.calibration.excuse();
@@ -241,12 +229,12 @@ impl Ledger {
 
     fn advance(&mut self, mut now: Moment) {
         if let (Some(before), Some(waited)) = (self.last.waited, &mut now.waited) {
-            // Who looked before the other may come after it.
+            // A thread that read first may report last.
             waited.waits = waited.waits.max(before.waits);
         }
         if now.waited.is_none() {
             if let Rest::Waits(waits) = &mut self.rest {
-                // The window would lack waits that were not known for a moment.
+                // The window would lack waits that were unknown for a moment.
                 waits.begun = None;
             }
         }
@@ -258,13 +246,13 @@ impl Ledger {
         self.last = now;
     }
 
-    /// From now on it is counted, or not; so much of the CPU time is meant to be counted.
+    /// Switches counting on or off, with this planned share of CPU time.
     pub(crate) fn switch(&mut self, on: bool, wanted: f64, now: Moment) {
         self.advance(now);
         match &mut self.rest {
             Rest::SameReading => {}
             Rest::LastWindow(last) => {
-                // One that goes on all the time is as many windows as turns.
+                // A continuous window counts as one window per turn.
                 if self.on {
                     last.window(&now, self.wanted, self.hit_cost);
                 }
@@ -287,7 +275,7 @@ impl Ledger {
         self.wanted = wanted;
     }
 
-    /// What was done since the last reading is not known, for example because nothing could be counted.
+    /// Discards the period since the last reading, for example because nothing could be counted.
     pub(crate) fn forget(&mut self, now: Moment) {
         self.advance(now);
         self.counted = Piece::default();
@@ -298,7 +286,7 @@ impl Ledger {
         }
     }
 
-    /// Not all was counted of what has run while it was counted: the next reading says nothing, and is where the one after begins.
+    /// Some activity was not counted: the next reading is void, and the following period begins there.
     pub(crate) fn lack(&mut self) {
         self.lacking = true;
         match &mut self.rest {
@@ -308,7 +296,7 @@ impl Ledger {
         }
     }
 
-    /// A reading: the next one begins here.
+    /// Takes a reading. The next period begins here.
     pub(crate) fn read(&mut self, now: Moment) -> Told {
         self.advance(now);
         let counted = std::mem::take(&mut self.counted);
@@ -325,17 +313,17 @@ impl Ledger {
         }
     }
 
-    /// Work and counted share of what lies between two readings.
+    /// Work and counted share between two readings.
     fn between(&self, counted: &Piece, passed: &Piece) -> Option<(f64, f64)> {
         let hits = counted.hits as f64;
         if passed.seconds <= 0.0 {
-            // To the hit.
+            // Exact.
             return Some((hits, 1.0));
         }
         let cpu = counted.cpu + passed.cpu;
         let seconds = counted.seconds + passed.seconds;
         if cpu < NO_CPU && hits == 0.0 {
-            // Nothing was done in no time, whether it was counted or not.
+            // Without CPU time, no work was done.
             return Some((0.0, 1.0));
         }
         let share = if cpu > 0.0 { counted.cpu / cpu } else { 0.0 };
@@ -351,14 +339,14 @@ impl Ledger {
             }
         }
         if counted.cpu < NO_CPU && hits > 0.0 {
-            // Processes did it that are not known yet, so their CPU time is not either: by the clock.
+            // Processes that are not known yet did the work, so their CPU time is unknown: estimate by the clock.
             let share = (counted.seconds / seconds).clamp(0.0, 1.0);
             return (share >= ENOUGH * self.wanted).then(|| (hits / share.max(1e-6), share));
         }
         if counted.cpu < NO_CPU || counted.cpu < ENOUGH * self.wanted * cpu {
             return None;
         }
-        // In the rest it is hit, too, while the probes come and go.
+        // Attach and detach cause hits in the uncounted time, too.
         let rate = hits / counted.own(self.hit_cost);
         Some((hits + rate * passed.own(self.hit_cost), share))
     }

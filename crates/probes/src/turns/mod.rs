@@ -1,19 +1,18 @@
-//! What costs a program a little each time it is hit is counted all the time, or in turns: for a part of each second.
+//! Counts continuously if the overhead budget allows. Otherwise counting is sampled: for a part of each turn (1 s).
 //!
-//! A thread of its own puts probes on and takes them off ([`Subject`]): the kernel may have to wait for the program's memory for
-//! either. What counting costs is measured in every turn (all hits, for as long as the probes were really there, times what a hit
-//! costs here) and held against all of the program's CPU time in the turn; the share of the next turn follows from that
-//! ([`schedule`]). So the limit holds when the program's rate moves, too. A turn in which far more is hit than was expected is
-//! ended early, and what it cost too much is made up for by a rest ([`debt`]). What children do that are not counted is taken to
-//! cost as much ([`children`]). What counting costs beside its hits ([`Subject::beside`]) is part of all that. Whom each coming and going of
-//! the probes costs something as well has a window every few seconds only ([`Rest::Waits`]).
+//! A separate thread attaches and detaches probes ([`Subject`]), because the kernel may wait for the program's memory.
+//! Each turn measures the counting cost: all hits, also during attach and detach, times the cost of a hit here. Its
+//! share of the CPU time sets the share of the next turn ([`schedule`]), so the limit holds when the rate changes. A
+//! turn with too many hits ends early, and a rest repays the excess ([`debt`]). The cost includes uncounted children
+//! ([`children`]) and costs without hits ([`Subject::beside`]). If attaching is costly, windows are seconds apart
+//! ([`Rest::Waits`]).
 //!
-//! A turn begins with a reading, and its window has ended before the next one is due; where it has not, the reading divides it. So
-//! what is told of the time between two readings ([`estimate`]) was counted within it, but by waits. Where in the turn the window lies follows
-//! from the turn's number alone, not from what is being tried or found.
+//! A turn begins with a reading. Its window normally ends before the next reading, or is divided there. So the estimate
+//! ([`estimate`]) uses only counts between its readings, except with [`Rest::Waits`] and [`Rest::LastWindow`]. Only the
+//! turn's number places the window, never the current trial.
 //!
-//! Before anything is put on it is looked whom that concerns ([`concern`](crate::concern)). While somebody stands still who would
-//! have to be waited for, what is on stays on, what is off stays off, and it is looked again.
+//! The safety checks before attaching ([`concern`](crate::concern)) find processes that would be blocked. While there
+//! is one, attached probes stay attached, detached ones stay detached, and the check repeats.
 
 mod calibration;
 mod children;
@@ -40,63 +39,61 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 pub(super) use urgency::Urgent;
 
-/// What a hit is charged, as many times what it is known to cost: beside others on the same caches it costs more. (By truth, counted all the
-/// time against not counted, on a quiet machine, a statement of MariaDB cost 2.4 µs more [1.8, 3.0] where 1.3 was known; with 1.5 times
-/// that charged it lost .72 % [.53, .90] where half a percent was meant. 2.75 times is what the end of its interval, 2.3 times, needs, and a
-/// fifth more for programs that are worse. PostgreSQL beside compilers, 1 µs charged: 1.3 ± 0.4 %.)
+/// Charge for a hit, as a multiple of its measured cost: competition for caches makes it costlier. On a quiet machine,
+/// continuous counting made a MariaDB statement cost 2.4 µs [1.8, 3.0] more, where 1.3 µs was measured. At a charge of
+/// 1.5, it lost 0.72 % [0.53, 0.90] instead of 0.5 %. 2.75 covers the interval's end (2.3), plus a fifth for worse
+/// programs. PostgreSQL beside compilers, charged 1 µs, lost 1.3 ± 0.4 %.
 pub(super) const CHARGED: f64 = 2.75;
-/// Counted for a smaller share of the time than this it would say nothing.
+/// A smaller share of the time gives no useful count.
 const SHARE_MIN: f64 = 0.01;
-/// What would have to be counted for less than half of that is given up after so many turns in a row. One says little of a program that
-/// shares its CPU: what it was hit in a moment is divided by what little it was given in that second.
+/// Counting ends after this many turns in a row that allow less than half of [`SHARE_MIN`]. One turn proves little for
+/// a program that shares its CPU, because the cost of a moment is divided by the little CPU time of that second.
 const TURNS_DEAR: u32 = 3;
-/// Numbers of the two counters: what is counted, and what is only compared with it.
+/// Indexes of the two counters: the probe site, and its witness, which is only compared with it.
 pub(super) const COUNTED: u32 = 0;
 pub(super) const WITNESS: u32 = 1;
-/// How often it is looked what a turn has cost so far, and how often at most.
+/// Interval between checks of a turn's cost so far, and its minimum.
 const BEAT: Duration = Duration::from_millis(20);
 const BEAT_MIN: Duration = Duration::from_millis(2);
-/// A turn may cost this times its share before it is ended early.
+/// A turn ends early at this multiple of its share's cost.
 const BURST: f64 = 2.0;
-/// A program that rested in the last turn may have begun to work since: it is taken to use so many CPUs at least.
+/// Lower bound of the CPUs of a program, which may have resumed work since an idle turn.
 const CPUS_MIN: f64 = 0.2;
-/// It worked when it used so much CPU time while it was counted (seconds).
+/// CPU time in a window (seconds) from which the program counts as active.
 pub(super) const WORKED: f64 = 0.02;
-/// Where nobody reads, a turn ends after this time (seconds).
+/// A turn without a reading ends after this time (seconds).
 const READING_MAX: f64 = 1.5;
-/// Longest time in which nothing may be counted, after which it is given up: several times that for which a process is left alone
-/// that let somebody wait who looked at it ([`reader`](homeostat_sensors::reader), 30 s).
+/// Longest pause before counting ends. A process that blocked its observer is left alone for 30 s
+/// ([`reader`](homeostat_sensors::reader)), and the pause is several times that.
 const PAUSE_MAX: Duration = Duration::from_secs(180);
-/// Longest time between two windows (seconds): who compares leaves as much out of each block.
+/// Longest distance between two windows (seconds). A comparison drops as much from each block.
 const APART_MAX: f64 = 5.0;
-/// … and what a turn may last until its window has ended: it waits for a reading after the one before, and begins somewhere in the first half.
+/// … and the longest turn until its window has ended: it waits for a reading, and begins in the first half.
 const APART_AND: f64 = 2.0;
-/// Where the last window tells the rest it speaks for so many times as long as two windows are meant to be apart, and that.
+/// With [`Rest::LastWindow`], a window stays valid for this multiple of the planned distance, plus [`APART_AND`].
 const SPEAKS: f64 = 1.25;
-/// A window with less CPU time (seconds) says nothing of what counting costs.
+/// A window with less CPU time (seconds) does not measure the cost.
 const WINDOW_MIN: f64 = 0.002;
-/// A share that grows by more than this from turn to turn has not come to its size.
+/// A share that grows by more than this factor per turn is still settling.
 const GROWS: f64 = 1.2;
-/// What counting costs beside its hits is looked at so long after a window began, and after each further time that is twice as long
-/// (seconds): it is known by thread, and dear to know.
+/// Delay in a window until the costs without hits are read (seconds). It doubles each time: a reading is costly.
 const BESIDE_FIRST: f64 = 0.02;
 
-/// Why something is no longer counted.
 #[derive(Clone, Debug)]
 pub(super) enum Lost {
-    /// The program is gone, or cannot be read now.
+    /// The program ended or cannot be read now.
     Vanished(PlatformError),
-    /// It would not mean what it meant, or must not be counted.
+    /// The count has changed its meaning, or is forbidden.
     Changed(String),
-    /// Nothing may be counted now; it is looked at again in the next turn.
+    /// Counting is forbidden now. The next turn checks again.
     Paused(String),
 }
 
-/// Where hits are read.
+/// The counters of hits.
 pub(super) trait Hits: Send + Sync {
-    /// Cumulative hits: of what is counted, and of its witness.
+    /// Cumulative hits of the probe site and its witness.
     fn hits(&self) -> [u64; 2];
-    /// Whether all that has run since the probes were put on was counted, as far as it may hit them.
+    /// Whether the count includes every thread that could hit the probes since they were attached.
     fn is_whole(&self) -> bool {
         true
     }
@@ -109,86 +106,82 @@ impl Hits for Counters {
     }
 }
 
-/// A window in which it was counted.
+/// A window in which hits were counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Window {
-    /// CPU time that the program used in it (seconds).
+    /// CPU time of the program in the window (seconds).
     pub(super) cpu: f64,
-    /// Hits by counter.
     pub(super) hits: [u64; 2],
 }
 
-/// What is counted, and how probes get there. Its end takes them off.
+/// A probe site and its probes. Dropping it detaches the probes.
 pub(super) trait Subject: Send + 'static {
-    /// For people.
+    /// Name for people.
     fn name(&self) -> &str;
-    /// Whether it is still what it was, and whether probes may be put on now.
+    /// Checks that the program is unchanged and that probes may be attached now.
     ///
     /// # Errors
     /// [`Lost`].
     fn check(&mut self, workload: &Workload) -> Result<(), Lost>;
-    /// Puts probes on what has none yet, and lets go of what is gone.
+    /// Attaches probes where they are missing, and releases those of ended processes.
     ///
     /// # Errors
-    /// `Busy` is tried again in the next turn; else it is over.
+    /// `Busy`: the next turn tries again. All other errors are final.
     fn attach(&mut self, processes: &[ProcessId]) -> Result<(), PlatformError>;
-    /// Takes them off, unless somebody stands still: then they stay.
+    /// Detaches the probes, unless that could block: then they stay.
     ///
     /// # Errors
-    /// Who does.
+    /// Names the process that stands still.
     fn off(&mut self) -> Result<(), Refusal>;
-    /// Whether nothing stands against counting that begins within a window.
+    /// Whether counting may go on within a window.
     fn at_liberty(&mut self) -> bool;
-    /// Judges what a window has shown.
+    /// Judges the result of a window.
     ///
     /// # Errors
-    /// A sentence: it does not mean what it meant.
+    /// A sentence: the count has changed its meaning.
     fn judge(&mut self, window: &Window) -> Result<(), String>;
-    /// What children of these processes have done since the last question that hit the probes and are not counted.
+    /// Activity since the last call of uncounted children of these processes that hit the probes.
     fn unpaid(&mut self, processes: &[ProcessId]) -> Unpaid;
-    /// A window begins.
     fn begin(&mut self) {}
-    /// What a hit has cost since a window began, or since the last question (seconds of CPU time), where that is known from who has run
-    /// meanwhile of those that have probes.
+    /// Cost of a hit since the window began or the last call (seconds of CPU time), if known from the threads that ran.
     fn hit_cost(&mut self) -> Option<f64> {
         None
     }
-    /// What a hit costs now (seconds of CPU time), where that is measured again and again: it is charged by that. The estimate goes on with
-    /// what it cost at the search; else it would move by whatever measuring is off by.
+    /// Cost of a hit now (seconds of CPU time), if it is measured repeatedly. It sets the charge. The estimate keeps
+    /// the cost from the search, because measurement errors would move it.
     ///
     /// # Errors
-    /// Lasting: more than it may at most.
+    /// Lasting: above the allowed maximum.
     fn cost_now(&mut self) -> Result<Option<f64>, Refusal> {
         Ok(None)
     }
-    /// What counting has cost the program beside its hits since the last question (seconds of CPU time).
+    /// Cost without hits since the last call (seconds of CPU time).
     fn beside(&mut self) -> f64 {
         0.0
     }
-    /// Cost that nobody minds in a turn (seconds of CPU time), however little CPU time the program uses.
+    /// Acceptable cost of a turn (seconds of CPU time), however little CPU time the program uses.
     fn allowance(&self) -> f64;
 }
 
-/// What the thread and the reader share.
+/// State shared by the thread and the reader.
 struct Tally {
-    /// Processes to be counted, as the last reading said.
+    /// Processes to be counted, as of the last reading.
     workload: Workload,
     cpu: CpuTime,
     ledger: Ledger,
-    /// Whether the probes have been on.
+    /// The probes have been attached once.
     begun: bool,
-    /// So many readings were taken.
     readings: u64,
     lost: Option<Lost>,
-    /// Why nothing may be counted now.
+    /// Why counting is forbidden now.
     paused: Option<String>,
-    /// Why its waits do not tell what it does.
+    /// Why its waits cannot estimate the uncounted work.
     no_waits: Option<String>,
 }
 
 struct Shared {
     tally: Mutex<Tally>,
-    /// How often its threads wait, where that tells the rest. Beside the tally: looking at all of them takes milliseconds.
+    /// Number of waits, for [`Rest::Waits`]. Not under the tally's lock: reading all threads takes milliseconds.
     waits: Mutex<Option<Waits>>,
     counters: Arc<dyn Hits>,
     since: Instant,
@@ -203,9 +196,8 @@ impl Shared {
         self.counters.hits()
     }
 
-    /// What clocks and counters say now.
     fn moment(&self, tally: &mut Tally) -> (Moment, [u64; 2]) {
-        // In this order at both ends of a window, so that what passes between them is in none of the differences.
+        // The same order at both ends of a window, so that the time in between cancels out.
         let hits = self.hits();
         let cpu = tally.cpu.read(&tally.workload.processes);
         let moment = Moment {
@@ -218,7 +210,7 @@ impl Shared {
         (moment, hits)
     }
 
-    /// The tally, and what clocks and counters say now, with how often its threads have waited where the ledger asks for that.
+    /// The tally and a moment, with the number of waits if the ledger asks for it.
     fn hold_for_the_ledger(&self) -> (MutexGuard<'_, Tally>, Moment, [u64; 2]) {
         let asks = {
             let tally = self.hold();
@@ -231,7 +223,7 @@ impl Shared {
         (tally, moment, hits)
     }
 
-    /// `None`: it is not known, or somebody else is looking.
+    /// `None`: unknown, or another thread is reading.
     fn waited(&self, workload: &Workload) -> Option<Waited> {
         let mut waits = match self.waits.try_lock() {
             Ok(waits) => waits,
@@ -258,48 +250,45 @@ impl Shared {
     }
 }
 
-/// By what is told what a program did while it was not counted.
+/// Basis for estimating the work while nothing is counted.
 pub(super) enum Rest {
-    /// By its CPU time, in windows of each second.
+    /// CPU time, with a window in each second.
     CpuTime,
-    /// By its CPU time at the rate of the last window: for what is hit so often that its share of each second would be too short for a window.
+    /// CPU time at the last window's rate, for a site so busy that its share of each second is too short for a window.
     LastWindow {
-        /// No window is shorter than this share of a turn.
+        /// Shortest window, as a share of a turn.
         share_min: f64,
-        /// How far the beginnings of two windows will be apart (seconds).
+        /// Initial distance between the starts of two windows (seconds).
         apart: f64,
     },
-    /// By how often its threads waited: for a program that each coming and going of the probes costs something.
+    /// Number of waits of the threads, for a program in which attaching and detaching are costly.
     Waits {
-        /// What it costs beside the hits (seconds of CPU time for each CPU that the program uses).
+        /// Cost without hits (seconds of CPU time per CPU that the program uses).
         coming_and_going: f64,
-        /// Tells the waits; or why they cannot be told.
+        /// The meter of waits, or why they cannot be counted.
         waits: Result<Waits, String>,
     },
 }
 
-/// Something that is being counted. Its end is that of the thread, which takes the probes off.
+/// A running count. Dropping it ends the thread, which detaches the probes.
 pub(super) struct Counting {
     shared: Arc<Shared>,
-    /// Tells that a reading was taken.
+    /// Reports each reading to the thread.
     read: SyncSender<()>,
     share: Option<f64>,
     lag: Nanoseconds,
 }
 
-/// How to begin.
 pub(super) struct Beginning {
     pub(super) root: Root,
     pub(super) counters: Arc<dyn Hits>,
-    /// Seconds of CPU time that a hit costs at most, and where its subject does not say what it has cost.
+    /// Largest cost of a hit (seconds of CPU time). It applies where the subject reports no cost.
     pub(super) hit_cost: f64,
-    /// Share of the program's CPU time that counting may cost.
     pub(super) cost_max: f64,
-    /// Share of the time in which it is counted at first; 1: all the time.
+    /// Initial share of the time that is counted. 1: continuously.
     pub(super) share: f64,
-    /// CPUs that the program uses, as far as that is known.
+    /// CPUs that the program uses, if known.
     pub(super) cpus: f64,
-    /// What is told of the time in which it is not counted.
     pub(super) rest: Rest,
 }
 
@@ -387,8 +376,7 @@ impl Counting {
         })
     }
 
-    /// Cumulative hits, those included that it is estimated to have made while it was not counted. `None` while the probes have
-    /// not been on.
+    /// Cumulative hits, including the estimate for the uncounted time. `None` until the probes have been attached.
     ///
     /// # Errors
     /// [`Lost`].
@@ -415,50 +403,47 @@ impl Counting {
         let told = tally.ledger.read(now);
         tally.readings += 1;
         drop(tally);
-        // A full channel says the same.
+        // A full channel already holds that message.
         let _ = self.read.try_send(());
         self.share = told.share;
         Ok(Some(told.work))
     }
 
-    /// Whether it is lost: nothing will be counted any more.
     pub(super) fn is_over(&self) -> bool {
         self.shared.hold().lost.is_some()
     }
 
-    /// Share of the CPU time before the last reading in which it was counted; `None`: too little for that reading to say anything.
+    /// Share of the CPU time before the last reading that was counted. `None`: too little, so that reading is invalid.
     pub(super) fn share(&self) -> Option<f64> {
         self.share
     }
 
-    /// How long before a reading what tells it may have been counted.
+    /// Largest age of the count behind a reading.
     pub(super) fn lag(&self) -> Nanoseconds {
         self.lag
     }
 }
 
-/// How the time of counting in a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Whole,
-    /// Before its time: it has come to cost too much.
+    /// Early: it cost too much.
     Dear,
-    /// Before its time: the probes go at once, and what was counted says nothing.
+    /// Early: the probes go at once, and the count is void.
     Disturbed,
-    /// Nobody wants to know any more.
+    /// The reader has gone.
     Stopped,
 }
 
-/// The thread.
+/// State of the counting thread.
 struct Turns<S> {
     root: Root,
     subject: S,
     shared: Arc<Shared>,
-    /// What a hit is charged (seconds of CPU time) …
+    /// Charge for a hit (seconds of CPU time) …
     hit_cost: f64,
-    /// … and where nobody has looked what it costs.
+    /// … and the charge where the cost was not measured.
     hit_cost_max: f64,
-    /// Share of the program's CPU time that counting may cost.
     cost_max: f64,
     spacing: Option<Spacing>,
     /// CPU time of the last window (seconds).
@@ -466,33 +451,32 @@ struct Turns<S> {
     share: Share,
     /// CPUs that the program used in the last turn.
     cpus: f64,
-    /// Its share in the turn before.
     share_before: f64,
-    /// Turns, one after the other, after which it could have been counted for hardly any of the time only …
+    /// Turns in a row that allow hardly any counting …
     dear: u32,
-    /// … and after which more was owed than a rest makes up for.
+    /// … and turns in a row whose debt exceeds the longest rest.
     overdrawn: u32,
-    /// How long nothing is on after each window (seconds); or why it cannot be counted in turns.
+    /// Detached time after each window (seconds), or why sampling is impossible.
     apart: Result<f64, String>,
     debt: Debt,
-    /// What counting has cost beside its hits, and is not charged yet (seconds of CPU time).
+    /// Cost without hits that is not charged yet (seconds of CPU time).
     beside: f64,
-    /// Since when nothing may be counted.
+    /// Start of the current pause.
     paused: Option<Instant>,
     number: u64,
 }
 
 impl<S: Subject> Turns<S> {
-    /// Counts until nobody wants to know any more, or it is lost.
+    /// Counts until the reader goes or the count is lost.
     fn run(mut self, told: &Receiver<()>) {
         loop {
             match self.turn(told) {
                 Ok(true) => {}
-                // What is still on is let go of by the subject's end.
+                // Dropping the subject detaches the probes.
                 Ok(false) => return,
                 Err(lost) => {
                     let Self { subject, shared, .. } = self;
-                    // Off before it is told.
+                    // Detach before reporting the loss.
                     drop(subject);
                     shared.hold().lost = Some(lost);
                     return;
@@ -501,7 +485,7 @@ impl<S: Subject> Turns<S> {
         }
     }
 
-    /// One turn; false: nobody wants to know any more.
+    /// Runs one turn. False: the reader has gone.
     fn turn(&mut self, told: &Receiver<()>) -> Result<bool, Lost> {
         let begun = Instant::now();
         let (before, hits_before) = {
@@ -523,18 +507,18 @@ impl<S: Subject> Turns<S> {
             }
             Err(lost) => return Err(lost),
         }
-        // By waits the clocks do not matter.
+        // With waits as the basis, the CPU clocks do not matter.
         let by_cpu_time = !self.shared.hold().ledger.is_by_waits();
         if by_cpu_time && !always {
             ticks(&self.root, &workload.processes).map_err(|why| Lost::Changed(self.not_in_turns(&why)))?;
         }
         let urgent = Urgent::begin();
-        // Whoever has come since the last turn, in one that is counted all the time, is counted from now on only.
+        // In continuous counting, processes that came since the last turn are counted only from now on.
         self.note_what_lacks();
         match self.subject.attach(&workload.processes) {
             Ok(()) => {}
-            // For a lack of memory, descriptors or breakpoints the next turn may do better, also after the first; for a while. In this one
-            // nothing is told: what is not counted everywhere would be taken for less work.
+            // A lack of memory, descriptors or breakpoints may pass, so later turns try again for a while. This turn
+            // reports nothing: a partial count would look like less work.
             Err(e @ PlatformError::Busy { .. }) => {
                 drop(urgent);
                 return self.pause(e.to_string(), &workload.processes, &before, hits_before, told);
@@ -551,7 +535,7 @@ impl<S: Subject> Turns<S> {
         let (start, at_start) = self.switch(true);
         let how = self.count(&start, at_start, told);
         if how == Ended::Disturbed {
-            // Clocks are not waited for.
+            // A disturbed window does not wait for the clocks.
             self.shared.hold().ledger.lack();
         }
         let is_whole = self.note_what_lacks() && how != Ended::Disturbed;
@@ -569,10 +553,10 @@ impl<S: Subject> Turns<S> {
         } else {
             let moment = self.switch(false);
             if how == Ended::Disturbed {
-                // A reading may have come meanwhile: what is left of the window is the next one's.
+                // A reading may have come meanwhile. The rest of the window belongs to the next reading.
                 self.shared.hold().ledger.lack();
             }
-            // Where that cannot be done now, the next turn looks again.
+            // If this fails now, the next turn tries again.
             let _ = self.subject.off();
             moment
         };
@@ -580,7 +564,7 @@ impl<S: Subject> Turns<S> {
         if how == Ended::Stopped || (!always && !self.rest_of_the_turn(begun, told)) {
             return Ok(false);
         }
-        // Before it is read what is to be paid: what is hit meanwhile is in it.
+        // Update the cost first, so that its own hits are charged.
         self.look_at_the_price()?;
         let (now, hits) = {
             let mut tally = self.shared.hold();
@@ -588,7 +572,7 @@ impl<S: Subject> Turns<S> {
         };
         let cpu = now.cpu - before.cpu;
         self.cpus = cpu.max(0.0) / begun.elapsed().as_secs_f64().max(schedule::TURN / 20.0);
-        // A window of which hits are missing says nothing of the place.
+        // A window with missing hits does not judge the site.
         if is_whole {
             self.subject
                 .judge(&Window {
@@ -624,7 +608,7 @@ impl<S: Subject> Turns<S> {
         )
     }
 
-    /// Notes whether something has run that was not counted though the probes were on; false: it has.
+    /// Notes whether threads ran uncounted while the probes were attached. False: some did.
     fn note_what_lacks(&self) -> bool {
         let is_whole = self.shared.counters.is_whole();
         if !is_whole {
@@ -633,7 +617,7 @@ impl<S: Subject> Turns<S> {
         is_whole
     }
 
-    /// From now on is charged what a hit costs now.
+    /// Updates the charge to the present cost of a hit.
     fn look_at_the_price(&mut self) -> Result<(), Lost> {
         match self.subject.cost_now() {
             Ok(Some(cost)) => self.hit_cost = CHARGED * cost,
@@ -643,12 +627,12 @@ impl<S: Subject> Turns<S> {
         Ok(())
     }
 
-    /// Adds what counting has cost beside its hits since it was asked last.
+    /// Adds the costs without hits since the last call.
     fn look_beside(&mut self) {
         self.beside += CHARGED * self.subject.beside();
     }
 
-    /// Notes that the probes are on, or are about to go.
+    /// Notes that the probes are attached, or are about to be detached.
     fn switch(&self, on: bool) -> (Moment, [u64; 2]) {
         let (mut tally, moment, hits) = self.shared.hold_for_the_ledger();
         tally.ledger.switch(on, self.share.value(), moment);
@@ -659,13 +643,12 @@ impl<S: Subject> Turns<S> {
         (moment, hits)
     }
 
-    /// Counts until the program has used the CPU time of the window, less when it comes to cost too much, or somebody else comes to
-    /// look into the program.
+    /// Counts until the program has used the window's CPU time, it costs too much, or another tracer appears.
     fn count(&mut self, start: &Moment, at_start: [u64; 2], told: &Receiver<()>) -> Ended {
         let always = self.share.always();
         let begun = Instant::now();
         let (mut enough, longest) = schedule::window(self.share.value(), self.cpus);
-        // A window may cost what all turns may until the next one.
+        // A window may cost the budget of all turns until the next window.
         let turns = self.spacing.as_ref().map_or(1.0, Spacing::turns);
         let budget = (BURST * self.cost_max * self.cpus.max(CPUS_MIN) * TURN * turns)
             .max(BURST * self.subject.allowance());
@@ -675,7 +658,7 @@ impl<S: Subject> Turns<S> {
             (tally.readings, ledger.is_by_waits(), ledger.is_by_reading())
         };
         if !by_waits {
-            // A tick is waited for when the window ends.
+            // The end of the window waits for a clock tick.
             let beside = tick().map_or(0.0, |tick| tick.as_secs_f64()) * self.cpus;
             enough = (enough - beside).max(enough / 2.0);
         }
@@ -702,7 +685,7 @@ impl<S: Subject> Turns<S> {
             if hits_of(at_start, self.shared.hits()) as f64 * self.hit_cost + self.beside > budget {
                 return Ended::Dear;
             }
-            // Who is frozen may be about to be written to disk, with the breakpoints in its memory.
+            // A frozen process may be about to be saved to disk, breakpoints included.
             if !self.subject.at_liberty() {
                 return Ended::Disturbed;
             }
@@ -710,7 +693,7 @@ impl<S: Subject> Turns<S> {
                 let mut tally = self.shared.hold();
                 let processes = tally.workload.processes.clone();
                 used = tally.cpu.read(&processes) - start.cpu;
-                // What follows a reading is all that the next one will have.
+                // Only the part after a reading is left for the next reading.
                 if tally.readings != readings && !divided && by_reading {
                     divided = true;
                     enough += used;
@@ -719,18 +702,17 @@ impl<S: Subject> Turns<S> {
         }
     }
 
-    /// Waits for the next reading, for a while.
+    /// Waits for the next reading, for a limited time.
     fn rest_of_the_turn(&self, begun: Instant, told: &Receiver<()>) -> bool {
         let left = READING_MAX * TURN - begun.elapsed().as_secs_f64();
-        // One that was taken before the window began is not the next.
+        // A reading from before the window is not the next one.
         match told.recv_timeout(Duration::from_secs_f64(left.max(0.0))) {
             Ok(()) | Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => false,
         }
     }
 
-    /// Nothing may be counted: off, unless somebody stands still, and again in a while. What stays on meanwhile is hit, and paid for
-    /// since the turn began.
+    /// Pauses: detaches unless somebody stands still. Probes that stay are charged since the start of the turn.
     fn pause(
         &mut self,
         why: String,
@@ -758,7 +740,7 @@ impl<S: Subject> Turns<S> {
         let (paid, cpu) = (hits_of(hits_before, hits), now.cpu - before.cpu);
         self.look_beside();
         if off.is_ok() && paid == 0 && self.beside == 0.0 {
-            // Nothing was on: what children have done meanwhile cost them nothing, and time makes up for what was owed.
+            // Nothing was attached: children cost nothing meanwhile, and time repays the debt.
             let _ = self.subject.unpaid(processes);
             self.debt.add(-self.subject.allowance(), cpu, self.cost_max);
             return Ok(true);
@@ -768,7 +750,7 @@ impl<S: Subject> Turns<S> {
         Ok(off.is_err() || self.make_up(rest, told))
     }
 
-    /// Goes on after a pause: what was done in it is not known.
+    /// Resumes after a pause, whose work is unknown.
     fn resume(&mut self) {
         if self.paused.take().is_none() {
             return;
@@ -779,7 +761,7 @@ impl<S: Subject> Turns<S> {
         tally.ledger.forget(moment);
     }
 
-    /// What the turn has cost: a rest, if that was far too much, and the share of the next one.
+    /// Charges the turn: a rest if it cost far too much, and the share of the next turn.
     fn pay(
         &mut self,
         begun: Instant,
@@ -802,7 +784,7 @@ impl<S: Subject> Turns<S> {
             _ => 0.0,
         };
         let rest = rest.max(apart);
-        // What cannot be taken off now is hit meanwhile: the next turn looks again.
+        // Probes that cannot be detached now are hit meanwhile. The next turn tries again.
         Ok((rest > 0.0 && self.off().is_err()) || self.make_up(rest, told))
     }
 
@@ -815,8 +797,8 @@ impl<S: Subject> Turns<S> {
         )
     }
 
-    /// Charges so many hits, and what came beside them, while the program used so much CPU time: what that has cost (seconds of CPU
-    /// time), and how long nothing is to be counted to make up for it (seconds).
+    /// Charges `paid` hits and the costs without hits over `cpu` seconds. Returns the cost (seconds of CPU time) and
+    /// the rest that repays it (seconds).
     fn charge(&mut self, processes: &[ProcessId], paid: u64, cpu: f64) -> Result<(f64, f64), Lost> {
         self.look_beside();
         let beside = std::mem::take(&mut self.beside);
@@ -825,19 +807,19 @@ impl<S: Subject> Turns<S> {
         let cost = cost_of(paid as f64 * self.hit_cost + beside, cpu, unpaid)
             .map_err(|why| Lost::Changed(format!("counting at {name} was given up: {why}")))?;
         if let Some(spacing) = &mut self.spacing {
-            // Made up for by the time until the next window, and where that is not enough by more of it.
+            // The time until the next window repays this, extended if needed.
             spacing.owe(cost - self.subject.allowance());
             return Ok((cost, 0.0));
         }
         self.debt.add(cost - self.subject.allowance(), cpu, self.cost_max);
-        // What nobody minds makes up for it, too, as if the program used so many CPUs more.
+        // The allowance repays debt too, as if the program used more CPUs.
         let cpus = self.cpus + self.subject.allowance() / self.cost_max;
         match self.debt.rest(cpus, self.cost_max) {
             Ok(rest) => {
                 self.overdrawn = 0;
                 Ok((cost, rest))
             }
-            // A program that idles now may work again soon.
+            // An idle program may work again soon.
             Err(_) if self.overdrawn + 1 < TURNS_DEAR => {
                 self.overdrawn += 1;
                 Ok((cost, debt::MAKE_UP_MAX))
@@ -849,7 +831,7 @@ impl<S: Subject> Turns<S> {
         }
     }
 
-    /// Rests for so many seconds with nothing on; false: nobody wants to know any more.
+    /// Rests for this many seconds with nothing attached. False: the reader has gone.
     fn make_up(&mut self, rest: f64, told: &Receiver<()>) -> bool {
         if rest == 0.0 {
             return true;
@@ -864,16 +846,16 @@ impl<S: Subject> Turns<S> {
         true
     }
 
-    /// CPU time of those that there are: who comes meanwhile works, too (seconds since some fixed moment).
+    /// CPU time of all present processes, including new ones (seconds since a fixed moment).
     fn cpu(&self) -> f64 {
         let mut tally = self.shared.hold();
         self.shared.moment(&mut tally).0.cpu
     }
 
-    /// Waits with nothing on until the next window is due, of windows that are some seconds apart; false: nobody wants to know any more.
-    /// How long that is was known before the last one: what a window shows is told of the time until the next, and longer for a
-    /// dear one would be a bias. Only where far more is owed than chance explains it is waited for longer, for a while. It is looked each
-    /// second whether it is still the same program.
+    /// Waits with nothing attached until the next window is due, where windows are seconds apart. False: the reader has
+    /// gone. The last window does not set the distance: a longer time after a costly window would bias the estimate.
+    /// The wait grows, within limits, only for a debt beyond chance. Each second it checks that the program is the
+    /// same.
     fn wait_for_the_next(&mut self, begun: Instant, apart: f64, told: &Receiver<()>) -> Result<bool, Lost> {
         let (mut cpu, mut at) = (self.cpu(), Instant::now());
         if let Some(spacing) = &mut self.spacing {
@@ -902,7 +884,7 @@ impl<S: Subject> Turns<S> {
                 spacing.owe(-self.subject.allowance() * step);
             }
             let workload = self.shared.hold().workload.clone();
-            // Nothing is on: what children do costs them nothing.
+            // Nothing is attached, so children cost nothing.
             let _ = self.subject.unpaid(&workload.processes);
             match self.subject.check(&workload) {
                 Ok(()) | Err(Lost::Paused(_)) => {}
@@ -911,13 +893,13 @@ impl<S: Subject> Turns<S> {
         }
     }
 
-    /// The share of the next turn, of what this one has cost of the CPU time (seconds).
+    /// Sets the share of the next turn from this turn's cost and CPU time (seconds).
     fn share_of_the_next(&mut self, cost: f64, cpu: f64, whole: bool) -> Result<(), Lost> {
-        // A program that hardly ran says nothing about its rate.
+        // An idle program says nothing about its rate.
         if cpu < WORKED {
             return Ok(());
         }
-        // A turn that was cut short by a late reading is followed by as long a rest as any.
+        // A turn cut short by a late reading is followed by a full rest.
         let spread = if self.apart.as_ref().is_ok_and(|apart| *apart > 0.0) {
             cpu.max(self.cpus * TURN)
         } else {
@@ -932,7 +914,7 @@ impl<S: Subject> Turns<S> {
             return Err(self.too_dear(cost));
         }
         if is_dear {
-            // Rests make up for what that costs more than it may.
+            // Rests repay the excess cost.
             self.share = Share::new(SHARE_MIN / 2.0);
         }
         if let Err(why) = &self.apart {
@@ -941,14 +923,13 @@ impl<S: Subject> Turns<S> {
             }
         }
         if always && !self.share.always() {
-            // On again with the next turn, for its share. Where that cannot be done now, that one looks again.
+            // The next turn attaches them for its share. If detaching fails now, that turn tries again.
             let _ = self.off();
         }
         Ok(())
     }
 
-    /// How far apart the next windows are, and how long, after one in a turn that has cost so much, its hits alone so much (seconds of CPU
-    /// time).
+    /// Sets the next windows' distance and length from the turn's cost, in all and by hits (seconds of CPU time).
     fn space(&mut self, cost: f64, of_hits: f64) -> Result<(), Lost> {
         let Some(spacing) = &mut self.spacing else {
             return Ok(());
@@ -972,10 +953,10 @@ impl<S: Subject> Turns<S> {
         ))
     }
 
-    /// Takes the probes off and notes it.
+    /// Detaches the probes and notes it.
     ///
     /// # Errors
-    /// That cannot be done now.
+    /// Detaching is impossible now.
     fn off(&mut self) -> Result<(), Refusal> {
         if self.shared.hold().ledger.is_on() {
             self.switch(false);
@@ -984,10 +965,10 @@ impl<S: Subject> Turns<S> {
     }
 }
 
-/// How long nothing is on after each window, of a program that each coming and going costs so much (seconds).
+/// Detached time after each window (seconds), given the cost of attaching and detaching.
 ///
 /// # Errors
-/// A sentence: so long that a window says nothing of the time until the next.
+/// A sentence: the distance is too long for a window to represent.
 fn apart(coming_and_going: f64, cost_max: f64) -> Result<f64, String> {
     let apart = coming_and_going / cost_max.max(1e-9);
     if apart <= APART_MAX {
@@ -1000,26 +981,26 @@ fn apart(coming_and_going: f64, cost_max: f64) -> Result<f64, String> {
     }
 }
 
-/// How long after a change its work may still be told by a window of before, of a program that each coming and going costs so much.
+/// How long after a change the estimate may still use an older window, given the cost of attaching and detaching.
 pub(super) fn lag(coming_and_going: f64, cost_max: f64) -> Nanoseconds {
     match apart(coming_and_going, cost_max) {
         Ok(apart) if apart > 0.0 => Nanoseconds::from_secs_f64(apart + APART_AND * TURN),
-        // Counted in each second; or all the time, or not at all.
+        // A window in each second, continuous counting, or none.
         Ok(_) | Err(_) => Nanoseconds::ZERO,
     }
 }
 
-/// Hits of both places between two readings of the counters.
+/// Hits of both sites between two readings.
 fn hits_of(before: [u64; 2], after: [u64; 2]) -> u64 {
     after.iter().zip(before).fold(0, |sum, (after, before)| {
         sum.saturating_add(after.saturating_sub(before))
     })
 }
 
-/// What a turn has cost in all (seconds of CPU time): of the counted processes, which used `cpu` seconds, and of their children.
+/// Total cost of a turn (seconds of CPU time), of the counted processes (which used `cpu` seconds) and children.
 ///
 /// # Errors
-/// A sentence: children do more than the counted processes, or are made too often.
+/// A sentence: children do more work than the counted processes, or are forked too often.
 fn cost_of(counted: f64, cpu: f64, unpaid: Unpaid) -> Result<f64, String> {
     if unpaid.forks > FORKS_MAX {
         return Err(format!(
@@ -1040,7 +1021,7 @@ fn cost_of(counted: f64, cpu: f64, unpaid: Unpaid) -> Result<f64, String> {
     })
 }
 
-/// Waits so many seconds; false: nobody wants to know any more. Readings meanwhile are noticed elsewhere.
+/// Waits this many seconds. False: the reader has gone. Readings meanwhile are noticed elsewhere.
 fn wait(told: &Receiver<()>, seconds: f64) -> bool {
     let begun = Instant::now();
     let time = Duration::from_secs_f64(seconds.max(0.0));

@@ -1,50 +1,48 @@
-//! When it is counted, and for how long: the share of the CPU time, and where in a turn its window lies.
+//! Sets the share of the time that is counted, and places the window in each turn.
 
 use crate::turns::{CHARGED, TAKEN_MAX};
 
-/// Length of a turn, and the least that a window waits for a program to work (seconds).
+/// Length of a turn, and the shortest wait of a window for an idle program (seconds).
 pub(super) const TURN: f64 = 1.0;
 const ON_MIN: f64 = 0.02;
-/// A window that waits for a program to work lasts so many times as long as it should, and no longer than so much of a turn.
+/// A window waits for an idle program up to this multiple of its length, and up to this share of a turn.
 const PATIENCE: f64 = 3.0;
 const ON_MAX: f64 = 0.7;
-/// A program that rests is waited for as if it used so many CPUs.
+/// Lower bound of the CPUs of an idle program.
 const CPUS_MIN: f64 = 0.02;
-/// The window begins within this share of the turn, which begins with a reading: so that it has ended by the next one.
+/// The window begins within this share of the turn after the reading, so that it ends before the next reading.
 const SPREAD: f64 = 0.5;
-/// … and not before this (seconds): who reads works meanwhile, perhaps on the program's CPU.
+/// … and not before this (seconds), because the reader works meanwhile, perhaps on the program's CPU.
 const AFTER: f64 = 0.02;
-/// The share of the next turn grows by this factor at most, and falls by this one.
+/// Largest factors by which the share of the next turn grows and shrinks.
 const STEP_UP: f64 = 2.0;
 const STEP_DOWN: f64 = 16.0;
-/// Probes that stay on all the time are taken off in turns when they have cost more than they may in so many turns one after the
-/// other …
+/// Continuous counting becomes sampled after this many turns in a row above the limit …
 const TURNS_OVER: u32 = 2;
-/// … and stay on again when they would cost no more than this share of what they may.
+/// … and continuous again if it would cost no more than this share of the limit.
 const BACK: f64 = 0.8;
-/// What is counted in turns is counted for this share of them at most.
+/// Largest share of sampled counting.
 const PART_MAX: f64 = 0.9;
-/// How far apart windows are follows from about so many of them.
+/// The distance of windows is averaged over about this many.
 const SPACING_OF: f64 = 8.0;
-/// A program that uses fewer CPUs than this rests.
+/// A program that uses fewer CPUs than this is idle.
 const RESTS: f64 = 0.002;
-/// The next one waits when more is owed than so many of them cost: that is no chance.
+/// The next window waits if the debt exceeds the cost of this many windows, which is no chance.
 const DEBTS: f64 = 4.0;
-/// Windows that are farther apart than so many times as long as they speak are too few: of a trial's block six tenths must be read.
+/// Windows are too far apart beyond this multiple of their validity: a trial must read six tenths of each block.
 const FAR: f64 = 1.4;
-/// The golden ratio's part behind the point: its multiples leave no gap and repeat nothing.
+/// Fraction of the golden ratio: its multiples leave no gap and never repeat.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// The share of the CPU time in which it is counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share {
     value: f64,
-    /// Turns, one after the other, in which probes that stay on cost too much.
+    /// Turns in a row above the limit with continuous counting.
     over: u32,
 }
 
 impl Share {
-    /// From 1 on it is counted all the time.
+    /// From 1 on, counting is continuous.
     pub(super) fn new(value: f64) -> Self {
         Self {
             value: value.min(1.0),
@@ -52,7 +50,6 @@ impl Share {
         }
     }
 
-    /// Whether the probes stay on.
     pub(super) fn always(self) -> bool {
         self.value >= 1.0
     }
@@ -61,14 +58,14 @@ impl Share {
         self.value
     }
 
-    /// This one from now on; it goes back to all the time, and from there, at other values.
+    /// Changes the value. The thresholds for entering and leaving continuous counting differ.
     pub(super) fn of(self, value: f64) -> Self {
         let always = value * BACK >= 1.0 || (self.always() && value >= 1.0);
         Self::new(if always { 1.0 } else { value.min(PART_MAX) })
     }
 
-    /// The next turn's, after one in which counting has cost this share of the CPU time, of which it may cost `limit`. `whole`: the
-    /// turn was counted to its end.
+    /// The next share, after a turn whose counting cost this share of the CPU time and may cost `limit`. `whole`: the
+    /// turn ran to its end.
     pub(super) fn next(self, cost: f64, limit: f64, whole: bool) -> Self {
         let wanted = if cost > 0.0 { limit / cost } else { STEP_UP };
         let value = self.value * wanted.clamp(1.0 / STEP_DOWN, STEP_UP);
@@ -88,36 +85,34 @@ impl Share {
     }
 }
 
-/// How far apart windows are that are not to be shorter than some share of a turn.
+/// Sets the distance between windows with a minimum length.
 ///
-/// That follows from running means of what they have cost and of the CPU time that the program uses, and so hardly from the last one: where
-/// windows are some seconds apart each is told of the time until the next, and a longer time for a dear window would count what is dear
-/// more often than it is.
+/// The distance follows running means of cost and CPU use, and hardly depends on the last window. Each window
+/// represents the time until the next, so a longer time after a costly one would give it too much weight.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spacing {
     pub(super) share_min: f64,
-    /// What a window has cost for each turn of its length (seconds of CPU time), as a mean.
+    /// Mean cost of a window per turn of its length (seconds of CPU time).
     dear: f64,
-    /// CPUs that the program uses, from one window to the next, as a mean.
+    /// Mean CPUs that the program uses from window to window.
     cpus: f64,
-    /// What hits cost while it is on, a share of the CPU time of the window, as a mean; charged.
+    /// Mean charge for hits, as a share of the CPU time of the window.
     while_on: f64,
-    /// Share of its CPU time that counting may cost.
     cost_max: f64,
-    /// So long a window speaks for what follows (seconds).
+    /// How long a window stays valid (seconds).
     speaks: f64,
-    /// When the last turn began, and the CPU time then.
+    /// Start of the last turn, and the CPU time then.
     begun: Option<(f64, f64)>,
-    /// CPUs that it used in the turn before.
+    /// CPUs that the program used in the turn before.
     used: Option<f64>,
-    /// What windows have cost more than they may (seconds of CPU time) …
+    /// Debt of the windows (seconds of CPU time) …
     owed: f64,
-    /// … with all that was earned until the program had used so much.
+    /// … repaid up to this CPU time of the program.
     earned: Option<f64>,
 }
 
 impl Spacing {
-    /// Windows of such a share of a turn, so far apart at first (seconds), of a program that uses so many CPUs.
+    /// Begins with windows of this share of a turn, at this initial distance (seconds).
     pub(super) fn new((share_min, apart): (f64, f64), cpus: f64, cost_max: f64, speaks: f64) -> Self {
         let cpus = cpus.max(CPUS_MIN);
         Self {
@@ -134,15 +129,15 @@ impl Spacing {
         }
     }
 
-    /// A turn begins at this moment (seconds), and the program has used so much CPU time until then.
+    /// Begins a turn at a moment (seconds), with the CPU time of the program so far.
     pub(super) fn begins(&mut self, at: f64, cpu: f64) {
         let before = self.begun.replace((at, cpu));
         self.used = before.map(|(then, used)| (cpu - used).max(0.0) / (at - then).max(TURN / 20.0));
         self.earn(cpu);
     }
 
-    /// A window of such a share has cost so much (seconds of CPU time), hits as much of the CPU time while it was on, where the program worked
-    /// then. One that rests in a window and works between is as dear as both together; one that rests altogether says nothing.
+    /// Notes a window's cost (seconds of CPU time), its share, and its hits' share of CPU time if the program was
+    /// active. A program idle only in the window costs as much as both parts together. A fully idle one says nothing.
     pub(super) fn note(&mut self, cost: f64, share: f64, while_on: Option<f64>) {
         if while_on.is_none() && self.used.is_none_or(|cpus| cpus < RESTS) {
             return;
@@ -156,64 +151,61 @@ impl Spacing {
         }
     }
 
-    /// What counting costs while it is on: a share of the CPU time.
+    /// Cost while attached, as a share of the CPU time.
     pub(super) fn cost(&self) -> f64 {
         self.dear / self.cpus.max(CPUS_MIN) / TURN
     }
 
-    /// Share of the time in which it may be counted.
     fn wanted(&self) -> f64 {
         self.cost_max / self.cost().max(1e-12)
     }
 
-    /// How long a window is: a share of a turn.
+    /// Length of a window, as a share of a turn.
     pub(super) fn share(&self) -> f64 {
         self.wanted().max(self.share_min)
     }
 
-    /// Turns from one window to the next, one at least.
+    /// Turns from one window to the next, at least one.
     pub(super) fn turns(&self) -> f64 {
         (self.share_min / self.wanted()).max(1.0)
     }
 
-    /// Seconds from the beginning of a turn with a window to that of the next one; 0: each has one.
+    /// Seconds between the starts of two turns with windows. 0: each turn has one.
     pub(super) fn apart(&self) -> f64 {
         let turns = self.turns();
         if turns > 1.0 { turns * TURN } else { 0.0 }
     }
 
-    /// Whether windows are so far apart that there is no reading for a good part of the time, or hits take so much of it that what is told
-    /// is too small.
+    /// Whether windows are too far apart for regular readings, or hits take so much time that estimates are low.
     pub(super) fn is_too_far(&self) -> bool {
         self.turns() * TURN > FAR * self.speaks || self.while_on > CHARGED * TAKEN_MAX
     }
 
-    /// More is owed, or less.
+    /// Adds to the debt, or repays it by a negative cost (seconds of CPU time).
     pub(super) fn owe(&mut self, cost: f64) {
         self.owed = (self.owed + cost).max(0.0);
     }
 
-    /// The program has used so much CPU time by now (seconds), some of which makes up for what is owed.
+    /// Repays debt from the program's CPU time up to now (seconds).
     pub(super) fn earn(&mut self, cpu: f64) {
         let before = self.earned.replace(cpu).unwrap_or(cpu);
         self.owe(-self.cost_max * (cpu - before).max(0.0));
     }
 
-    /// Whether so much is owed that the next window, which is so late already (seconds), has to wait.
+    /// Whether the debt delays the next window, which is already this late (seconds).
     pub(super) fn owes(&self, late: f64) -> bool {
         self.owed > DEBTS * self.dear * self.share().min(1.0) && late < self.speaks
     }
 }
 
-/// Where in a turn the window begins, in seconds after the reading: never the same place twice, so that what the program does once
-/// a second is not counted, or missed, each time.
+/// Start of the window in a turn, in seconds after the reading. It never repeats, so periodic work averages out.
 pub(super) fn begins_at(turn: u64) -> f64 {
-    // The part behind the point of large products is worn away: they begin anew after a day.
+    // Large products lose their fraction to rounding, so the sequence restarts after about a day.
     let place = ((turn % 100_000) as f64 * GOLDEN).fract();
     AFTER + place * SPREAD * TURN
 }
 
-/// The CPU time that a window counts, of a program that uses so many CPUs, and the longest that it waits for that (seconds).
+/// CPU time that a window counts, and its longest duration (seconds).
 pub(super) fn window(share: f64, cpus: f64) -> (f64, f64) {
     let length = share * TURN;
     (

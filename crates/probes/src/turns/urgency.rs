@@ -1,24 +1,21 @@
-//! Being run in time while a program pays for it.
-//!
-//! What counting may cost is held by a thread that looks every few milliseconds. On a machine with more work than CPUs it would
-//! have to wait for its turn meanwhile, and the program would pay for longer.
+//! Raises the priority of a thread while a program pays for its counting. On an overloaded machine, a late check of the
+//! cost would make the program pay for longer.
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// Nice value of a thread that is looked at by nobody else while a program pays for it.
+/// Nice value of such a thread.
 const URGENT: i32 = -15;
 
-/// This thread goes before others until this ends. Where that is not permitted it goes like them.
+/// Raises this thread's priority until dropped, if permitted.
 pub(crate) struct Urgent {
-    /// Nice value to go back to.
     before: Option<i32>,
-    /// Only of the thread that began it.
+    /// Not `Send`: the priority belongs to the thread that began it.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl Urgent {
     pub(crate) fn begin() -> Self {
-        // For Linux no process means this thread.
+        // On Linux, `None` means this thread.
         let before = getpriority_process(None)
             .ok()
             .filter(|now| *now > URGENT && setpriority_process(None, URGENT).is_ok());
@@ -32,7 +29,7 @@ impl Urgent {
 impl Drop for Urgent {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // Going back behind others is always permitted.
+            // Lowering the priority is always permitted.
             let _ = setpriority_process(None, before);
         }
     }

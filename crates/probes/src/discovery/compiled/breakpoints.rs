@@ -1,5 +1,4 @@
-//! Breakpoints of the processor on some threads, at a few places, and what they cost on this machine: with each hit, and each time a
-//! thread that has them is given a CPU.
+//! Hardware breakpoints on threads at a few addresses, and their cost here: per hit, and per run of such a thread.
 
 use crate::turns::Urgent;
 use homeostat_kernel::breakpoints::{Breakpoint, PER_THREAD};
@@ -14,40 +13,38 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Places that are counted at once.
 pub(crate) const PLACES_MAX: usize = PER_THREAD;
-/// Calls of our own function in one series, and how many series with and without a breakpoint.
+/// Calls of our own function per series, and number of series with and without a breakpoint.
 const CALLS: u64 = 500;
 const SERIES: usize = 7;
-/// What a hit costs in a program that has more to do than ours.
+/// Factor for a real program, with more in its caches than ours.
 const COLD: f64 = 1.25;
-/// What a hit costs in a virtual machine (measured, seconds), what it costs at least, and beyond what nothing is counted.
+/// Cost of a hit (seconds): measured in a virtual machine, lower bound, and the limit above which nothing is counted.
 const COST_ELSEWHERE: f64 = 8.5e-6;
 const COST_MIN: f64 = 1e-6;
 const COST_MAX: f64 = 200e-6;
-/// For how long what they cost is taken to stay so. On a virtual machine a hit is for its host to handle: within some hours it cost 8 to
-/// 25 µs. Measuring takes some 30 to 90 ms of our CPU time, and at most .4 s more for what a switch costs.
+/// Validity of a measured cost. In a virtual machine the host handles each hit, and the cost moved between 8 and 25 µs
+/// within hours. A measurement takes about 30 to 90 ms of our CPU time, plus at most 0.4 s for context switches.
 const FRESH: Duration = Duration::from_secs(600);
-/// For how long it is taken to stay so that they cannot be used, or cost too much. (A point that is lost by it is looked for later than that.)
+/// Validity of a failure or an excessive cost. A lost site is searched again only later than that.
 const FRESH_TROUBLE: Duration = Duration::from_secs(60);
-/// Times that this has to be found where a price was known, and how far apart: a loud half minute takes back nothing.
+/// Failures needed to discard a known cost, and their distance, so that a noisy half minute discards nothing.
 const TROUBLES_MAX: u32 = 3;
 const TROUBLES_APART: Duration = Duration::from_secs(20);
-/// After so long the series that there are have to do.
+/// After this time, the series so far must do.
 const SERIES_TIME: Duration = Duration::from_millis(200);
-/// Breakpoints of a thread while what a switch costs is measured: those on a point and its witness.
+/// Breakpoints per thread while context switches are measured: a site and its witness.
 const SWITCHED: usize = 2;
-/// Times that a thread is switched in one series, and the time that all series may take.
+/// Switches of a thread per series, and the time limit of all series.
 const ROUNDS: usize = 200;
 const ROUNDS_TIME: Duration = Duration::from_millis(400);
-/// Series of each kind that are needed.
+/// Fewest series of each kind.
 const SERIES_MIN: usize = 3;
-/// What it costs that a thread with two breakpoints loses its CPU and is given one again, where that cannot be measured (seconds; in a
-/// virtual machine it was 2.2 to 3.2 µs), and what is believed of it at least.
+/// Cost of a context switch with two breakpoints (seconds): default (2.2 to 3.2 µs in a virtual machine), lower bound.
 const SWITCH_ELSEWHERE: f64 = 3e-6;
 const SWITCH_MIN: f64 = 0.3e-6;
 
-/// Breakpoints at the same places on each of some threads.
+/// Breakpoints at the same addresses on each of some threads.
 #[derive(Debug)]
 pub(crate) struct Set {
     addresses: Vec<u64>,
@@ -58,25 +55,24 @@ pub(crate) struct Set {
 struct State {
     on: bool,
     threads: BTreeMap<i32, Vec<Placed>>,
-    /// Hits at each place, of threads that are not counted any more.
+    /// Hits at each address of threads that are no longer counted.
     ended: Vec<u64>,
-    /// One could not be read since it was told last on which threads it is.
+    /// A breakpoint could not be read since the threads were last set.
     unread: bool,
 }
 
-/// A breakpoint on a thread.
 #[derive(Debug)]
 struct Placed {
     breakpoint: Breakpoint,
     last: Last,
 }
 
-/// What was read of a breakpoint last. One that cannot be read has not counted nothing.
+/// Last reading of a breakpoint. A failed reading is not a count of zero.
 #[derive(Debug, Default)]
 struct Last(u64);
 
 impl Last {
-    /// Takes note of a reading. False: it failed, and what was known stays.
+    /// Notes a reading. False: it failed, and the old value stays.
     fn note<E>(&mut self, read: Result<u64, E>) -> bool {
         match read {
             Ok(hits) => {
@@ -106,7 +102,7 @@ impl State {
 }
 
 impl Set {
-    /// At these places, as many as a thread has breakpoints at most; on no thread yet.
+    /// At these addresses, at most as many as a thread has breakpoints. On no thread yet.
     pub(crate) fn new(addresses: Vec<u64>) -> Self {
         let state = State {
             ended: vec![0; addresses.len()],
@@ -122,10 +118,10 @@ impl Set {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is on these threads from now on, and on no other. One that has ended is passed over.
+    /// Attaches to exactly these threads. Skips ended ones.
     ///
     /// # Errors
-    /// `Busy` where somebody else has the breakpoints of a thread.
+    /// `Busy`: somebody else uses the breakpoints of a thread.
     pub(crate) fn be_on(&self, threads: &BTreeSet<i32>) -> Result<(), OpenError> {
         let mut state = self.hold();
         state.leave(|thread| !threads.contains(&thread));
@@ -156,32 +152,30 @@ impl Set {
         Ok(())
     }
 
-    /// On which threads it is.
     pub(crate) fn threads(&self) -> BTreeSet<i32> {
         self.hold().threads.keys().copied().collect()
     }
 
-    /// Whether one could not be read since it was told last on which threads it is.
+    /// Whether a breakpoint could not be read since the threads were last set.
     pub(crate) fn is_unread(&self) -> bool {
         self.hold().unread
     }
 
-    /// Counts from now on, or no more.
     pub(crate) fn switch(&self, on: bool) {
         let mut state = self.hold();
         state.on = on;
         for placed in state.threads.values().flatten() {
-            // One whose thread has ended has nothing to count.
+            // Failure means an ended thread, which has nothing to count.
             placed.breakpoint.set(on);
         }
     }
 
-    /// Gives all breakpoints back; what they have counted stays known.
+    /// Frees all breakpoints and keeps their counts.
     pub(crate) fn close(&self) {
         self.hold().leave(|_| true);
     }
 
-    /// Cumulative hits at each place, as far as they can be read.
+    /// Cumulative hits at each address, as far as readable.
     pub(crate) fn read(&self) -> Vec<u64> {
         let mut state = self.hold();
         let State {
@@ -201,7 +195,7 @@ impl Set {
     }
 }
 
-/// Counting some candidates of a search. Its end gives the breakpoints back.
+/// A count of some candidates. Dropping it frees the breakpoints.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<Set>);
 
@@ -211,7 +205,7 @@ impl Drop for Counted {
     }
 }
 
-/// All that a search has counted, by the number of the candidate.
+/// All counts of a search, by candidate number.
 #[derive(Debug, Default)]
 pub(crate) struct Sets {
     threads: BTreeSet<i32>,
@@ -219,7 +213,6 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// On these threads.
     pub(crate) fn on(threads: impl Iterator<Item = i32>) -> Self {
         Self {
             threads: threads.collect(),
@@ -227,19 +220,18 @@ impl Sets {
         }
     }
 
-    /// The threads.
     pub(crate) fn threads(&self) -> impl Iterator<Item = i32> + '_ {
         self.threads.iter().copied()
     }
 
-    /// Begins to count places by their numbers and addresses. `there`: threads that the process has now.
+    /// Begins to count addresses by candidate number. `there`: present threads of the process.
     ///
     /// # Errors
-    /// As of [`Set::be_on`]; `Vanished`: all threads have ended.
+    /// As of [`Set::be_on`]. `Vanished`: all threads have ended.
     pub(crate) fn count(&self, places: &[(usize, u64)], there: &BTreeSet<i32>) -> Result<Counted, OpenError> {
         let set = Arc::new(Set::new(places.iter().map(|p| p.1).collect()));
         let counted = Counted(Arc::clone(&set));
-        // Numbers of threads that have ended may be others' by now.
+        // The id of an ended thread may belong to another process by now.
         set.be_on(&self.threads.intersection(there).copied().collect())?;
         if set.threads().is_empty() && !places.is_empty() {
             return Err(OpenError::Vanished);
@@ -253,12 +245,12 @@ impl Sets {
         Ok(counted)
     }
 
-    /// Forgets what was counted: the numbers will mean others.
+    /// Forgets the counts, because the numbers get another meaning.
     pub(crate) fn renumber(&self) {
         self.sets.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Cumulative hits by these numbers.
+    /// Cumulative hits by candidate number.
     pub(crate) fn read(&self, numbers: &[usize]) -> Vec<u64> {
         let sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
@@ -275,7 +267,7 @@ impl Sets {
     }
 }
 
-/// What is counted for trying it out.
+/// The function on which breakpoints are tested.
 #[inline(never)]
 fn beat(turns: u64) -> u64 {
     let mut sum = 0;
@@ -291,7 +283,6 @@ fn clock() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// CPU time of this thread for a series of calls (seconds).
 fn series() -> f64 {
     let function: fn(u64) -> u64 = black_box(beat);
     let begun = clock();
@@ -301,10 +292,10 @@ fn series() -> f64 {
     clock() - begun
 }
 
-/// What a hit costs on this machine, in seconds of the program's CPU time: as it was found out last, or is found out now, on ourselves.
+/// Cost of a hit here, in seconds of the program's CPU time: the last measurement, or a new one on this process.
 ///
 /// # Errors
-/// A sentence: there are no such breakpoints here, or they do not count as they should.
+/// A sentence: hardware breakpoints are missing here, or count wrongly.
 pub fn cost() -> Result<f64, String> {
     let last = known().as_ref().map(|known| known.costs.clone());
     last.unwrap_or_else(costs)
@@ -315,12 +306,12 @@ pub fn cost() -> Result<f64, String> {
 /// The same, for a search.
 ///
 /// # Errors
-/// A sentence, and whether that passes.
+/// A sentence, and whether the reason may pass.
 pub(crate) fn rehearse() -> Result<f64, Refusal> {
     Ok(costs()?.hit)
 }
 
-/// The same, for what is counted already. `None`: somebody finds it out at this moment, and is not waited for.
+/// The same, for a running count. `None`: another thread is measuring, without a wait for it.
 ///
 /// # Errors
 /// As above.
@@ -334,7 +325,7 @@ pub(crate) fn cost_now() -> Result<Option<f64>, Refusal> {
 }
 
 fn costs() -> Result<Costs, Trouble> {
-    // Who comes meanwhile waits, and has what is found out then; who asks what is known does not.
+    // Other callers wait for this measurement. Readers of the known cost do not.
     costs_by(&MEASURING.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -345,12 +336,11 @@ fn costs_by(_measuring: &MutexGuard<'_, ()>) -> Result<Costs, Trouble> {
     costs
 }
 
-/// What was found out, and when.
 #[derive(Clone, Debug)]
 struct Measured {
     at: Instant,
     costs: Result<Costs, Trouble>,
-    /// Since then it was found so many times that they cannot be used; the last time then.
+    /// Number of failures since then, and the time of the last.
     troubles: Option<(u32, Instant)>,
 }
 
@@ -364,13 +354,12 @@ impl Measured {
         at.saturating_duration_since(since) < fresh
     }
 
-    /// With one more.
     fn troubles_now(&self) -> u32 {
         self.troubles.map_or(0, |(before, _)| before) + 1
     }
 }
 
-/// What is known after it was asked at a moment, and the answer.
+/// New state and answer after a request at this moment.
 fn asked(
     before: Option<Measured>,
     at: Instant,
@@ -379,7 +368,7 @@ fn asked(
     let found = match (before, measure) {
         (Some(known), _) if known.holds(at) => known,
         (before, measure) => match (before, measure()) {
-            // Somebody has them for a while: what was known stays, and it is tried again.
+            // Another user has the breakpoints for a while: the known cost stays, and a retry follows.
             (None, Err(trouble)) if trouble.passes => return (None, Err(trouble)),
             (Some(known), Err(trouble)) if trouble.passes => known,
             (Some(known), Err(_)) if known.costs.is_ok() && known.troubles_now() < TROUBLES_MAX => Measured {
@@ -397,15 +386,14 @@ fn asked(
     (Some(found), costs)
 }
 
-/// What they cost (seconds of the program's CPU time).
+/// Seconds of the program's CPU time.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     hit: f64,
-    /// Each time a thread that has two of them loses its CPU and is given one again.
+    /// Per context switch of a thread with two breakpoints.
     switch: f64,
 }
 
-/// Why they cannot be used, and whether that passes.
 #[derive(Clone, Debug)]
 struct Trouble {
     why: String,
@@ -422,13 +410,12 @@ impl From<Trouble> for Refusal {
     }
 }
 
-/// The same, if it has been found out already; else what it is elsewhere.
+/// The known cost of a hit, or the default.
 pub(crate) fn known_cost() -> f64 {
     last_known().map_or(COLD * COST_ELSEWHERE, |costs| costs.hit)
 }
 
-/// What it costs each time a thread with so many breakpoints loses its CPU and is given one again, if that has been found out already; else
-/// what is assumed (seconds of CPU time, of which a part falls on who has the CPU next).
+/// Cost of a context switch with this many breakpoints (seconds of CPU time, partly of the next thread).
 pub(crate) fn switch_cost(breakpoints: usize) -> f64 {
     let of_two = last_known().map_or(COLD * SWITCH_ELSEWHERE, |costs| costs.switch);
     of_two * breakpoints.max(SWITCHED) as f64 / SWITCHED as f64
@@ -494,7 +481,7 @@ fn try_on_ourselves() -> Result<Costs, Trouble> {
         }
     }
     let hit = believed(COLD * (middle(with) - middle(without)) / CALLS as f64)?;
-    // A CPU that is too busy to tell is no reason to charge less than before.
+    // A CPU too busy for the measurement is no reason to lower the charge.
     let untold = || {
         last_known()
             .map_or(0.0, |costs| costs.switch)
@@ -504,10 +491,10 @@ fn try_on_ourselves() -> Result<Costs, Trouble> {
     Ok(Costs { hit, switch })
 }
 
-/// What is believed of what a hit was seen to cost.
+/// The accepted cost of a hit.
 ///
 /// # Errors
-/// More than it is worth: charged as less, it would cost more than it may.
+/// Above the limit: a lower charge would exceed the budget.
 fn believed(cost: f64) -> Result<f64, Trouble> {
     if cost > COST_MAX {
         return Err(Trouble {
@@ -522,8 +509,8 @@ fn believed(cost: f64) -> Result<f64, Trouble> {
     Ok(cost.max(COST_MIN))
 }
 
-/// What it costs that a thread with breakpoints which are never hit loses its CPU and is given one again (seconds of CPU time): two threads
-/// on one CPU pass a byte to and fro, of which the one has them or not. `None` where that cannot be seen, or the CPU is too busy.
+/// Measures a context switch of a thread with breakpoints that are never hit (seconds of CPU time). Two threads on one
+/// CPU exchange a byte, and one of them has breakpoints or not. `None`: impossible, or the CPU is too busy.
 fn switching() -> Option<f64> {
     let (one, other) = UnixStream::pair().ok()?;
     for end in [&one, &other] {
@@ -541,14 +528,13 @@ fn switching() -> Option<f64> {
     })
 }
 
-/// From now on this thread runs on one CPU only.
 fn stay_on(cpu: usize) -> Option<()> {
     let mut set = CpuSet::new();
     (cpu < CpuSet::MAX_CPU).then(|| set.set(cpu))?;
     rustix::thread::sched_setaffinity(None, &set).ok()
 }
 
-/// Answers each byte with the CPU time of this thread, until nobody asks any more.
+/// Answers each byte with the CPU time of this thread, until the peer closes.
 fn answer(mut stream: UnixStream, cpu: usize) {
     let _urgent = Urgent::begin();
     if stay_on(cpu).is_none() {
@@ -557,12 +543,12 @@ fn answer(mut stream: UnixStream, cpu: usize) {
     while stream.read_exact(&mut [0]).is_ok() && stream.write_all(&clock().to_ne_bytes()).is_ok() {}
 }
 
-/// See [`switching`].
+/// The measuring side of [`switching`].
 fn ask(mut stream: UnixStream, cpu: usize) -> Option<f64> {
     let _urgent = Urgent::begin();
     stay_on(cpu)?;
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // This thread runs the one never, and the other is none.
+    // This thread never runs the function, and the other address is data.
     let never = [
         beat as fn(u64) -> u64 as usize as u64,
         (&raw const KNOWN) as usize as u64,
@@ -579,7 +565,7 @@ fn ask(mut stream: UnixStream, cpu: usize) -> Option<f64> {
         stream.read_exact(&mut clock_of_other).ok()?;
         (begun.elapsed() < ROUNDS_TIME).then(|| f64::from_ne_bytes(clock_of_other) + clock())
     };
-    // CPU time of both threads: that the breakpoints are taken out is done in the time of who comes next.
+    // CPU time of both threads, because the next thread pays for unloading the breakpoints.
     let mut series = |on: bool| {
         for breakpoint in &breakpoints {
             breakpoint.set(on);

@@ -1,12 +1,11 @@
-//! Which candidates go into the last round, where there is room for three: one of the processor's breakpoints is left to slow the
-//! program with.
+//! Chooses the last round's candidates for three hardware breakpoints. The fourth is reserved for the burden.
 
-/// Rates that differ by less than this (logarithm) may be the same: they were counted one after the other, while the load moved.
+/// Rates closer than this (logarithm) may be equal: they were counted one after the other under a moving load.
 const ALIKE: f64 = 0.2;
 
-/// Of the candidates, the most promising first, those that are kept: two that run equally often, and one that does not, so that there is
-/// something to disagree with. What runs equally often is probably the same work, so that rate counts at which most places run,
-/// each for as much as it was on the stack. `room`: hits a second of all together; `of`: rate and coverage.
+/// Chooses two candidates of one rate, and one of another rate for contrast. Equal rates are probably the same work, so
+/// the most common rate wins, weighted by coverage. `candidates`: most promising first. `room`: total hits per second.
+/// `of`: rate and coverage.
 pub(crate) fn best<T>(
     candidates: Vec<T>,
     room: f64,
@@ -15,7 +14,7 @@ pub(crate) fn best<T>(
 ) -> Vec<T> {
     let seen: Vec<(f64, f64)> = candidates.iter().map(&of).collect();
     let alike = |a: f64, b: f64| (a.max(1.0) / b.max(1.0)).ln().abs() <= ALIKE;
-    // Two of the rate must have room.
+    // Two candidates of the rate must fit the room.
     let weight = |rate: f64| -> f64 {
         if 2.0 * rate > room {
             return 0.0;
@@ -25,7 +24,7 @@ pub(crate) fn best<T>(
             .map(|(_, coverage)| coverage)
             .sum()
     };
-    // The heaviest; of equal ones what is the most promising.
+    // The heaviest rate, and of equal ones the most promising.
     let heaviest = |without: Option<f64>| -> Option<f64> {
         let rates = seen.iter().map(|(rate, _)| *rate);
         let others = rates.filter(|rate| without.is_none_or(|w| !alike(*rate, w)));
@@ -52,7 +51,7 @@ pub(crate) fn best<T>(
     };
     let function = |i: usize| candidates.get(i).map(&function);
     let one = keep(&|_, rate| alike(rate, first));
-    // The witness: of another function, if one runs as often.
+    // The witness is from another function, if one runs as often.
     let other = |i: usize, rate: f64| alike(rate, first) && one.and_then(function) != function(i);
     if keep(&other).is_none() {
         keep(&|_, rate| alike(rate, first));

@@ -1,12 +1,14 @@
-//! Code that no file holds: what a compiler makes while the program runs (JIT). Nothing says where its functions begin and end, and
-//! the kernel puts its own breakpoints into files only. But where the clock interrupts the program an instruction begins, and the
-//! processor has four breakpoints for each thread ([`sys::breakpoints`](homeostat_kernel::breakpoints)). So code is followed from there
-//! ([`pieces`]), and the search counts four places at a time instead of hundreds ([`breakpoints`]). What is found is counted in turns
-//! like any point ([`subject`]), and is lost when that code is made anew.
+//! Probe sites in generated code (JIT), which no file holds.
 //!
-//! Nothing of the program's memory is changed: whom breakpoints in files concern ([`concern`](crate::concern)) these do not. It is
-//! read, though, and who reads memory that a program answers for (FUSE) waits for that, and could not even be killed: so before each
-//! reading it is looked whose it is ([`storage`]), and a thread reads that is left behind when it does not come back.
+//! Generated code has no function table, and kernel probes work only in files. But sampled addresses are instruction
+//! starts, and the processor has four hardware breakpoints per thread
+//! ([`sys::breakpoints`](homeostat_kernel::breakpoints)). So decoding starts at samples ([`pieces`]), and the search
+//! counts four addresses at a time instead of hundreds ([`breakpoints`]). A found site is counted in turns
+//! ([`subject`]), and is lost when its code is replaced.
+//!
+//! The program's memory stays unchanged, so the safety checks for breakpoints in files ([`concern`](crate::concern)) do
+//! not apply. But a read of memory backed by a program (FUSE) may block unkillably. So each read first checks what
+//! backs the memory ([`storage`]), and runs on a thread that is abandoned if it does not return.
 
 mod breakpoints;
 mod few;
@@ -34,33 +36,32 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest instruction of x86.
 const INSTRUCTION_MAX: usize = 15;
-/// What was seen of whose the memory is holds for so long.
+/// Validity of a check of what backs the memory.
 const LOOK_HOLDS: Duration = Duration::from_millis(50);
 
 /// An instruction in a program's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
     pub(super) address: u64,
-    /// Its bytes: others mean that the code was made anew.
+    /// Other bytes at the address mean that the code was replaced.
     pub(super) bytes: Vec<u8>,
     /// For people: `java+0x7f21c8a4e2b0`.
     pub(super) name: String,
 }
 
-/// The memory of a process that no file holds, for reading.
+/// Read access to the generated code of a process.
 pub(super) struct Memory {
     root: Root,
     process: ProcessId,
     file: Arc<File>,
-    /// Where that lies, and when it was looked.
+    /// Its ranges, and the time of the check.
     own: RefCell<(Instant, Vec<(u64, u64)>)>,
 }
 
 impl Memory {
     /// # Errors
-    /// A sentence: it is gone, or may not be read, or has storage mapped that somebody answers for.
+    /// A sentence: the process ended, access is denied, or it maps storage that a program or another machine serves.
     pub(super) fn open(root: &Root, process: ProcessId) -> Result<Self, Refusal> {
         let looked = Instant::now();
         let own = own_memory(root, process)?;
@@ -81,10 +82,10 @@ impl Memory {
         })
     }
 
-    /// As many bytes as can be read there, up to `most`; none where memory is of a file by now.
+    /// Reads up to `most` bytes. Empty if the memory now belongs to a file.
     ///
     /// # Errors
-    /// A sentence: storage was mapped that somebody answers for, or reading did not come back in time.
+    /// A sentence: storage served by a program or another machine was mapped, or the read timed out.
     pub(super) fn read(&self, address: u64, most: usize) -> Result<Vec<u8>, Refusal> {
         let mut own = self.own.borrow_mut();
         if own.0.elapsed() >= LOOK_HOLDS {
@@ -99,7 +100,7 @@ impl Memory {
         patiently(self.process.pid, move || bytes_at(&file, address, most)).map_err(Refusal::Now)
     }
 
-    /// The instruction at an address, if there is one.
+    /// The instruction at an address, if valid.
     ///
     /// # Errors
     /// As of [`Self::read`].
@@ -112,7 +113,7 @@ impl Memory {
         Ok(Some(Instruction { address, bytes, name }))
     }
 
-    /// Whether an instruction is still what it was.
+    /// Whether an instruction is unchanged.
     ///
     /// # Errors
     /// As of [`Self::read`].

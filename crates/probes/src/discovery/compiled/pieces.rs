@@ -1,5 +1,4 @@
-//! Code without functions, in pieces that lie together: followed from the places at which the program was seen at work, and from
-//! where calls seem to return to.
+//! Decodes generated code, which has no function table, around sampled addresses and apparent return addresses.
 
 use crate::discovery::atlas::Frame;
 use crate::discovery::compiled::Memory;
@@ -7,36 +6,33 @@ use homeostat_points::code::{FUNCTION_MAX, Function, follows_a_call};
 use homeostat_sensors::storage::Refusal;
 use std::collections::BTreeMap;
 
-/// Places that are farther apart are of two pieces (bytes); so far before the first one and behind the last code is read.
+/// Addresses farther apart (bytes) belong to two pieces. Code is read this far before the first and behind the last.
 const APART: u64 = 4096;
-/// Longest piece.
 const PIECE_MAX: u64 = FUNCTION_MAX as u64 / 2;
-/// Most places that are followed: those that were seen most often.
+/// Most addresses from which decoding starts: the most frequent.
 const PLACES_MAX: usize = 512;
-/// Most code that is followed in one search, each time anew that a piece is (bytes): a piece in which places contradict each other is
-/// followed once for each of them. What is left out then are those that were seen least often.
+/// Most code decoded per search (bytes). A piece with contradictions is decoded once per address, the rarest last.
 const FOLLOWED_MAX: usize = 16 * 1024 * 1024;
-/// Bytes before an address in which the call that returns to it must lie.
+/// Bytes before a return address in which its call must lie.
 const CALL_MAX: u64 = 8;
 
-/// The code that a process was seen to run and that no file holds.
+/// The sampled generated code of a process.
 #[derive(Default)]
 pub(crate) struct Pieces(Vec<Function>);
 
-/// A place, and how it was seen.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// The program was about to execute an instruction there.
+    /// An instruction was about to run there.
     at_work: bool,
     times: usize,
 }
 
 impl Pieces {
-    /// Reads and follows it. `compiled`: where such code lies. `at_work`: addresses at which an instruction was about to be executed;
-    /// `words`: what lay on stacks, of which only what stands behind a call is believed to be code. `go_on`: asked before each piece.
+    /// Reads and decodes the code. `compiled`: ranges of such code. `at_work`: addresses at which an instruction was
+    /// about to run. `words`: words of stacks, trusted only behind a call. `go_on`: asked before each piece.
     ///
     /// # Errors
-    /// A sentence: the memory cannot be read now, or must not be; or as `go_on` says.
+    /// A sentence: the memory cannot or must not be read now, or `go_on` failed.
     pub(crate) fn read(
         memory: &Memory,
         compiled: &[(u64, u64)],
@@ -77,7 +73,7 @@ impl Pieces {
                 None => groups.push(vec![place]),
             }
         }
-        // Where it was seen most often first, as long as code may be followed.
+        // The most frequent pieces first, within the limit.
         groups
             .sort_by_key(|group| std::cmp::Reverse(group.iter().map(|(_, seen)| seen.times).sum::<usize>()));
         let mut left = FOLLOWED_MAX;
@@ -90,7 +86,7 @@ impl Pieces {
             let Some((from, to)) = range(*first) else {
                 continue;
             };
-            // A loop may begin before the first place at which it was seen, and end behind the last.
+            // A loop may begin before the first sample and end behind the last.
             let begin = (*from).max(first.saturating_sub(APART));
             let end = (*to).min(last.saturating_add(APART));
             let code = memory.read(begin, usize::try_from(end - begin).unwrap_or(0))?;
@@ -100,7 +96,7 @@ impl Pieces {
         Ok(Self(pieces))
     }
 
-    /// What an address is: an instruction at work, or the one behind a call. `None` for everything else that lies on a stack.
+    /// Resolves an address: a sampled instruction, or a return address. `None`: any other word of a stack.
     pub(crate) fn resolve(&self, address: u64) -> Option<Frame> {
         let function = self.0.iter().find(|f| f.is_boundary(address))?;
         Some(Frame {
@@ -112,9 +108,8 @@ impl Pieces {
     }
 }
 
-/// Follows code from all its places at once; where they contradict each other, from one after the other, and leaves out those that
-/// contradict the ones before: first come those at which it was at work, and of the others those that were seen most often. `left`: bytes
-/// that may still be followed.
+/// Decodes code from all addresses at once. If they contradict each other, it adds one at a time and drops those that
+/// contradict earlier ones: sampled addresses first, then the most frequent. `left`: remaining bytes to decode.
 fn piece(begin: u64, code: &[u8], mut places: Vec<(u64, Seen)>, left: &mut usize) -> Option<Function> {
     let mut decode = |addresses: &[u64]| {
         *left = left.checked_sub(code.len())?;

@@ -1,13 +1,13 @@
-//! How often threads are given a CPU, as `schedstat` tells. Each time the kernel loads the breakpoints of a thread into the processor,
-//! and takes them out when it loses the CPU: that costs as much whether they are hit or not.
+//! Counts how often threads get a CPU, from `schedstat`. Each time, the kernel loads and later unloads a thread's
+//! hardware breakpoints, which costs the same with or without hits.
 
 use homeostat_kernel::process::read_at;
 use homeostat_meters::cpu_time::ran;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-/// Times that each of these threads of a process was given a CPU. One that has ended is left out, and all are where this kernel does
-/// not tell; there no search finds who is busy.
+/// How often each of these threads of a process got a CPU. Ended threads are missing. All are missing on kernels
+/// without `schedstat`, where no search can find busy threads.
 pub(crate) fn runs(process: impl AsFd, threads: impl IntoIterator<Item = i32>) -> BTreeMap<i32, u64> {
     let mut buffer = [0u8; 128];
     let times = |thread| {
@@ -17,7 +17,7 @@ pub(crate) fn runs(process: impl AsFd, threads: impl IntoIterator<Item = i32>) -
     threads.into_iter().filter_map(times).collect()
 }
 
-/// How often threads were given a CPU while they had breakpoints.
+/// How often threads got a CPU while they had breakpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Switches {
     last: BTreeMap<i32, u64>,
@@ -25,8 +25,7 @@ pub(crate) struct Switches {
 }
 
 impl Switches {
-    /// Looks at those that have breakpoints now. What one does that was not there at the last look counts from here on, and what one
-    /// did that is not there any more up to the last look.
+    /// Reads the threads that have breakpoints. A new thread counts from here on, a vanished one to the last reading.
     pub(crate) fn look(&mut self, now: BTreeMap<i32, u64>) {
         for (thread, times) in &now {
             let before = self.last.get(thread).unwrap_or(times);
@@ -35,7 +34,7 @@ impl Switches {
         self.last = now;
     }
 
-    /// How often, since this was asked last.
+    /// The number since the last call.
     pub(crate) fn take(&mut self) -> u64 {
         std::mem::take(&mut self.total)
     }

@@ -1,4 +1,4 @@
-//! A point in code that no file holds, while it is counted.
+//! Counts at a site in generated code.
 
 use crate::concern::threads;
 use crate::discovery::active::failed;
@@ -16,38 +16,36 @@ use homeostat_sensors::storage::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most threads that get breakpoints: each takes two descriptors.
+/// Most threads with breakpoints, two descriptors each.
 pub(crate) const THREADS_MAX: usize = 128;
 
-/// The point and its witness.
+/// The site and its witness, as a subject of sampling.
 pub(crate) struct Compiled {
     root: Root,
     main: ProcessId,
     executable: (u64, u64),
-    /// The point, and its witness.
     places: Vec<Instruction>,
     point: Arc<Point>,
     watch: Watch,
     pace: Pace,
 }
 
-/// Whether the point still runs as it did at first. A compiler leaves the old code where it is, and a thread that is in it may stay there
-/// for long while all others run the new one: then it hardly runs, and its witness in the same code as little.
+/// Checks that the site keeps its pace. A compiler leaves old code in place, and a thread may stay in it for long while
+/// all others run the new code. Then the site hardly runs, and its witness in the same code as little.
 #[derive(Default)]
 struct Pace {
     /// Hits and CPU time of the first windows.
     first: (u64, f64),
-    /// Windows one after the other in which it hardly ran.
+    /// Windows in a row in which it hardly ran.
     slow: u32,
 }
 
-/// Hits in the first windows from which its rate is known.
+/// Hits in the first windows that establish its rate.
 const FIRST_HITS: u64 = 400;
-/// It hardly runs at less than this share of that rate. What is tried changes a rate per CPU second by less, nearly always: a change that
-/// takes three quarters of that from a program (a reader that has lost its pages) is taken for code that was made anew, and ends its own
-/// trial with the loss of the meter.
+/// The site hardly runs below this share of its rate. Trials nearly always change a rate per CPU second by less. A
+/// change that removes three quarters (a reader without its page cache) looks like replaced code and ends its trial.
 const HARDLY: f64 = 0.25;
-/// … in so many windows one after the other, each long enough for so many hits at the old rate.
+/// … in this many windows in a row, each long enough for this many hits at the old rate.
 const SLOW_MAX: u32 = 3;
 const EXPECTED_MIN: f64 = 20.0;
 
@@ -77,7 +75,6 @@ impl Pace {
 }
 
 impl Compiled {
-    /// `places`: the point and, if there is one, its witness.
     pub(crate) fn new(
         root: &Root,
         main: ProcessId,
@@ -95,13 +92,12 @@ impl Compiled {
         }
     }
 
-    /// Where its hits are read.
     pub(crate) fn hits(&self) -> Arc<Point> {
         Arc::clone(&self.point)
     }
 }
 
-/// The breakpoints on a point and its witness, of all threads of a process, and how often these run meanwhile, with them and without.
+/// The breakpoints of a site and its witness on all threads of a process, and how often these run.
 pub(crate) struct Point {
     root: Root,
     process: ProcessId,
@@ -112,9 +108,9 @@ pub(crate) struct Point {
 #[derive(Default)]
 struct Threads {
     on: bool,
-    /// Of those that have the breakpoints.
+    /// Of the threads with breakpoints.
     switches: Switches,
-    /// Times that those had been given a CPU which have none: they were about to end.
+    /// Runs so far of threads without breakpoints, which were about to end.
     without: BTreeMap<i32, u64>,
 }
 
@@ -132,7 +128,6 @@ impl Point {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is on all threads that there are now.
     fn be_on(&self) -> Result<(), PlatformError> {
         let all = threads_of(&self.root, self.process)?;
         self.set.be_on(&all).map_err(failed)?;
@@ -152,7 +147,6 @@ impl Point {
         Ok(())
     }
 
-    /// Looks how often those that have the breakpoints were given a CPU.
     fn look(&self) {
         if let Ok(dir) = open_process(&self.root, self.process) {
             let now = runs(dir, self.set.threads());
@@ -160,7 +154,7 @@ impl Point {
         }
     }
 
-    /// Gives the breakpoints back, also of those that are not on: a thread has four only, and others want them.
+    /// Frees the breakpoints, even if inactive: a thread has only four, and debuggers need them.
     fn close(&self) {
         if std::mem::take(&mut self.hold().on) {
             self.look();
@@ -169,7 +163,7 @@ impl Point {
         self.hold().switches.look(BTreeMap::new());
     }
 
-    /// How often, since this was asked last, threads that had the breakpoints were given a CPU.
+    /// Runs of threads with breakpoints since the last call.
     fn switched(&self) -> u64 {
         if self.hold().on {
             self.look();
@@ -184,14 +178,14 @@ impl Hits for Point {
         [0, 1].map(|i| read.get(i).copied().unwrap_or(0))
     }
 
-    /// Threads that came after the breakpoints were put on have none, and their CPU time is the program's all the same.
+    /// Threads created after attaching have no breakpoints, but their CPU time counts as the program's.
     fn is_whole(&self) -> bool {
         let threads = self.hold();
         if !threads.on {
             return true;
         }
         let with = self.set.threads();
-        // Of one that has ended it is told elsewhere.
+        // Another check reports an ended process.
         let Ok(dir) = open_process(&self.root, self.process) else {
             return true;
         };
@@ -209,7 +203,7 @@ impl Hits for Point {
 /// Threads of a process.
 ///
 /// # Errors
-/// Gone, or more than can be counted.
+/// The process ended, or has too many threads.
 pub(crate) fn threads_of(root: &Root, process: ProcessId) -> Result<BTreeSet<i32>, PlatformError> {
     let dir = open_process(root, process)?;
     let (threads, _) = numbers_in(&dir, "task", ENTRIES_MAX).map_err(|_| failed(OpenError::Vanished))?;
@@ -246,7 +240,7 @@ impl Subject for Compiled {
             Some(_) => {}
         }
         if workload.processes != [self.main] {
-            // It may be a child for a moment.
+            // This may be a short-lived child.
             return Err(Lost::Paused(
                 "it has several processes now, and code that one of them has made is counted in that one only"
                     .to_owned(),
@@ -285,7 +279,7 @@ impl Subject for Compiled {
     }
 
     fn unpaid(&mut self, _: &[ProcessId]) -> Unpaid {
-        // Children do not inherit them.
+        // Children do not inherit hardware breakpoints.
         Unpaid::default()
     }
 
@@ -304,7 +298,7 @@ impl Subject for Compiled {
 
 impl Drop for Compiled {
     fn drop(&mut self) {
-        // Whoever reads holds it, too.
+        // The reader holds the point, too.
         self.point.close();
     }
 }
