@@ -1,5 +1,4 @@
-//! What `--json` prints and the control socket answers: the stable shape of homeostat's state, as the mind shows it, and the
-//! questions about it.
+//! The stable shape of homeostat's state: `--json`, the answers of the control socket, and queries on the state.
 
 use homeostat_engine::Story;
 pub use homeostat_engine::view::*;
@@ -7,22 +6,22 @@ use homeostat_model::Nanoseconds;
 pub use homeostat_model::{Advice, AdvisedSetting, ExperimentKind, MeterId, Verdict, WorkloadId};
 use serde::{Deserialize, Serialize};
 
-/// Whether a sentence needs no stage before it: it begins with the stage, or a person decided and not homeostat.
+/// Whether a sentence needs no stage before it: it begins with the stage, or a person decided.
 pub fn is_said_by(stage: &str, text: &str) -> bool {
     text.strip_prefix(stage).is_some_and(|rest| rest.starts_with(':'))
         || text.starts_with(homeostat_engine::UNDONE_BY_A_PERSON)
 }
 
-/// A meter that was looked at.
+/// A meter that was examined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeterCandidate {
     /// Name.
     pub id: MeterId,
-    /// What one count is.
+    /// The unit of one count.
     pub unit: String,
     /// Cost to the workload of one count in nanoseconds; 0 = reading costs the workload nothing.
     pub cost_per_count_ns: Nanoseconds,
-    /// Why it can not be used, with the remedy; absent when it can.
+    /// Why it cannot be used, with the remedy; absent when it can.
     pub refused: Option<String>,
 }
 
@@ -44,7 +43,7 @@ pub struct Explanation {
     pub schema: u32,
     /// The workload.
     pub workload: Workload,
-    /// The meters that were looked at, with refusals.
+    /// The examined meters, with refusals.
     pub meters: Vec<MeterCandidate>,
     /// The chain of decisions, oldest first.
     pub decisions: Vec<Decision>,
@@ -58,7 +57,7 @@ pub struct Explanation {
     pub advice: Vec<Advice>,
 }
 
-/// What would be tried, and why not the rest (`homeostat plan --json`, `io.homeostat.GetPlan`).
+/// Planned trials, and reasons against the rest (`homeostat plan --json`, `io.homeostat.GetPlan`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Version of these shapes: [`SCHEMA`].
@@ -73,11 +72,11 @@ pub struct Plan {
     pub undecided: Vec<Workload>,
     /// Workloads for which there is nothing to do, with the reason in `summary`.
     pub declined: Vec<Workload>,
-    /// What a person could do.
+    /// Advice for people.
     pub advice: Vec<Advice>,
 }
 
-/// A line of the story (`homeostat run --log json`, `io.homeostat.Follow`).
+/// A line of the log (`homeostat run --log json`, `io.homeostat.Follow`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoryLine {
     /// Version of these shapes: [`SCHEMA`].
@@ -90,12 +89,12 @@ pub struct StoryLine {
     pub stage: String,
     /// The sentence.
     pub text: String,
-    /// Whether an operator should look at it.
+    /// Whether an operator should see it.
     pub warning: bool,
 }
 
 impl StoryLine {
-    /// A line that was told at that time.
+    /// A line of that time.
     pub fn new(at_unix: u64, story: &Story) -> Self {
         Self {
             schema: SCHEMA,
@@ -107,7 +106,7 @@ impl StoryLine {
         }
     }
 
-    /// The line for people, without the time: about whom, the stage unless the sentence begins with it, the sentence.
+    /// The line for people, without the time: workload, stage unless the sentence begins with it, sentence.
     pub fn sentence(&self) -> String {
         match &self.workload {
             Some(workload) if is_said_by(&self.stage, &self.text) => {
@@ -142,7 +141,7 @@ fn those<T: Clone>(all: &[T], is: impl Fn(&&T) -> bool) -> Vec<T> {
 }
 
 impl Plan {
-    /// What the state says would be tried.
+    /// The plan in the state.
     pub fn new(status: &Status) -> Self {
         let of = |stages: &[Stage]| those(&status.workloads, |w| stages.contains(&w.stage));
         Self {
@@ -156,8 +155,7 @@ impl Plan {
         }
     }
 
-    /// Whether every workload that was looked at is decided. CPU use is known from the second scan on, and on a busy
-    /// machine scans are far apart: until some program is seen to have run, nothing is.
+    /// Whether every sampled workload is decided. CPU use needs two scans; until a program runs, nothing is settled.
     pub fn is_settled(&self) -> bool {
         let ran = |list: &[Workload]| list.iter().any(|w| w.cpus > 0.0);
         self.undecided.is_empty() && (ran(&self.proposed) || ran(&self.active) || ran(&self.declined))
@@ -175,7 +173,7 @@ pub enum Found<'a, T = Workload> {
     Several(Vec<String>),
 }
 
-/// What a person may call a workload by.
+/// Names by which a person may call a workload.
 pub trait Named {
     /// Its name.
     fn name(&self) -> &str;
@@ -202,7 +200,7 @@ pub fn find_workload<'a>(status: &'a Status, name: &str) -> Found<'a> {
     find_named(&status.workloads, name)
 }
 
-/// Finds a workload by its name, else by process id, else by program, else by the start of its name.
+/// Finds a workload by name, else by process id, program, or the start of its name.
 pub fn find_named<'a, T: Named>(all: &'a [T], name: &str) -> Found<'a, T> {
     if let Some(w) = all.iter().find(|w| w.name() == name) {
         return Found::One(w);
@@ -225,7 +223,7 @@ pub fn find_named<'a, T: Named>(all: &'a [T], name: &str) -> Found<'a, T> {
     Found::Near(near_names(name, all.iter().map(Named::name)))
 }
 
-/// The names that look most like `wanted`, nearest first, at most five.
+/// The names nearest to `wanted`, at most five.
 pub fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let wanted = wanted.to_lowercase();
     let mut ranked: Vec<(usize, &str)> = names
@@ -236,7 +234,7 @@ pub fn near_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec
             } else {
                 edit_distance(&wanted, &lower)
             };
-            // More than half of the letters differ: no help to anybody.
+            // With more than half of the letters different, a suggestion does not help.
             (distance * 2 <= wanted.chars().count().max(lower.chars().count())).then_some((distance, name))
         })
         .collect();

@@ -1,5 +1,4 @@
-//! What the loop publishes and others read: the latest view, and the story so far. Readers never touch the loop; who finds the
-//! view old asks it for a new one and does not wait for long.
+//! The loop's published state and log of lines. Readers never block the loop: they request a new view and wait briefly.
 
 use crate::api::{SCHEMA, Status, StoryLine, Switch};
 use crate::control::{Ask, Errand, Post};
@@ -8,31 +7,28 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Lines of the story that are remembered: hours at rest, and a bound.
+/// Remembered lines: hours at rest, and a bound.
 const STORY_LINES_MAX: usize = 512;
 /// A view that was published longer ago than this is old.
 pub const FRESH: Duration = Duration::from_secs(1);
-/// A view that is older than this means that the loop hangs. Source: the loop publishes at least every
-/// [`PUBLISH_EVERY`], and a reader who finds a view older than [`FRESH`] asks for a new one.
+/// Age of a view from which the loop counts as hanging. The loop publishes at least every [`PUBLISH_EVERY`], and
+/// readers of a view older than [`FRESH`] request a new one.
 pub const HANGS_AFTER: Duration = PUBLISH_EVERY.saturating_add(FRESH);
-/// The loop publishes this often at least, and whenever there is news or somebody asks for it. It costs a fifth of a
-/// millisecond on a small machine.
+/// Longest time between two publications without news or requests. One costs 0.2 ms on a small machine.
 pub const PUBLISH_EVERY: Duration = Duration::from_secs(10);
-/// So long a reader waits for a new one; so often one is asked for at most while the loop is busy.
+/// Longest wait of a reader for a new view, and shortest time between two requests to a busy loop.
 const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Shown {
     view: Arc<Status>,
     published: Option<Instant>,
-    /// When the loop was asked for a view last.
     asked: Option<Instant>,
-    /// How to ask it. Whoever serves the readers has it; the loop must end when nobody can ask any more.
+    /// Sends a request to the loop. Weak: the loop must end when nobody can ask any more.
     post: Option<Weak<dyn Fn(Errand) -> bool + Send + Sync>>,
     notes: Arc<Vec<String>>,
     switch: Option<Switch>,
     story: VecDeque<StoryLine>,
-    /// Number of the next line.
     next: u64,
     closed: bool,
 }
@@ -51,7 +47,7 @@ pub fn hangs_for(status: &Status) -> Option<Duration> {
 }
 
 impl Board {
-    /// Data behind this lock is replaced whole, so it is sound even after a thread died while holding it.
+    /// The data is replaced whole, so it stays sound when a thread dies with the lock.
     fn lock(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,7 +58,7 @@ impl Board {
         let old = std::mem::replace(&mut shown.view, Arc::new(view));
         shown.published = Some(Instant::now());
         drop(shown);
-        // Outside of the lock: it is large.
+        // Dropped outside the lock, because it is large.
         drop(old);
     }
 
@@ -81,7 +77,7 @@ impl Board {
         self.lock().switch = Some(switch);
     }
 
-    /// Adds a line to the story and wakes those who follow it.
+    /// Adds a line to the log and wakes its followers.
     pub fn tell(&self, line: StoryLine) {
         let mut shown = self.lock();
         if shown.story.len() == STORY_LINES_MAX {
@@ -92,7 +88,7 @@ impl Board {
         self.told.notify_all();
     }
 
-    /// Nothing more will be published; those who follow the story are released.
+    /// Ends publishing and releases the followers.
     pub fn close(&self) {
         self.lock().closed = true;
         self.told.notify_all();
@@ -109,7 +105,7 @@ impl Board {
         let shown = self.lock();
         let (view, notes) = (shown.view.clone(), shown.notes.clone());
         let (published, switch) = (shown.published, shown.switch.clone());
-        // The view is large: it is copied outside of the lock.
+        // Copied outside the lock, because it is large.
         drop(shown);
         Status {
             schema: SCHEMA,
@@ -135,14 +131,13 @@ impl Board {
                 ask: Ask::Look,
                 answer,
             }) {
-                // Late or never: the latest will do.
+                // If the answer is late, the latest view will do.
                 let _ = reply.recv_timeout(LOOK_PATIENCE);
             }
         }
     }
 
-    /// How to ask for a view, where the last one is old and nobody else has just asked: however many read, requests of others
-    /// find room in the loop's queue.
+    /// How to request a view, if the last is old and nobody has just asked. So readers do not fill the loop's queue.
     fn whom_to_ask(&self) -> Option<Post> {
         let mut shown = self.lock();
         let is_fresh = shown.published.is_some_and(|at| at.elapsed() < FRESH);
@@ -155,8 +150,7 @@ impl Board {
         Some(post)
     }
 
-    /// The lines from number `since` on, the number of the line after them, and whether more may come. Waits at
-    /// most `patience` when there are none yet.
+    /// Lines from `since` on, the next line's number, and whether more may come. Waits up to `patience` for the first.
     pub fn story_since(&self, since: u64, patience: Duration) -> (Vec<StoryLine>, u64, bool) {
         let shown = self.lock();
         let (shown, _) = self

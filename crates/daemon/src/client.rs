@@ -1,4 +1,4 @@
-//! The other end of the control socket, for the command line: with timeouts, and with errors that say what to do.
+//! The client of the control socket for the command line, with timeouts and errors that say what to do.
 
 use crate::api::{Explanation, Plan, Status, StoryLine};
 use crate::control::{NAME, Switched};
@@ -10,9 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Largest answer that is read.
 const REPLY_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// How long an answer may take. Longer than the daemon waits for its own loop.
+/// Time limit of an answer: longer than the daemon waits for its loop.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Why a call failed.
@@ -27,7 +26,7 @@ pub enum ClientError {
     /// The caller may not do this.
     #[error("permission denied\n  hint: only {needs} may change what homeostat does")]
     NotAllowed {
-        /// Who may.
+        /// The required rights.
         needs: String,
     },
     /// No such workload.
@@ -57,9 +56,9 @@ pub enum ClientError {
     /// Not understood.
     #[error("the daemon at {} answered something unexpected: {what}", socket.display())]
     Protocol {
-        /// Which socket.
+        /// The socket.
         socket: PathBuf,
-        /// What was wrong.
+        /// The fault.
         what: String,
     },
     /// The daemon is there and says nothing.
@@ -73,7 +72,7 @@ pub enum ClientError {
     /// The connection broke.
     #[error("the connection to the daemon at {} broke: {source}", socket.display())]
     Broken {
-        /// Which socket.
+        /// The socket.
         socket: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -131,12 +130,12 @@ struct ActionsReply {
 struct NotesReply {
     notes: Vec<String>,
 }
-/// Part of the story.
+/// A part of the log.
 #[derive(Debug, Deserialize)]
 pub struct StoryPart {
     /// The lines.
     pub lines: Vec<StoryLine>,
-    /// What to ask for the next time.
+    /// First line of the next request.
     pub next: u64,
 }
 #[derive(Deserialize)]
@@ -182,7 +181,6 @@ impl Client {
             .map_err(|source| lost(socket, source))
     }
 
-    /// Reads one answer: its parameters, and whether more follow.
     fn receive(&mut self) -> Result<(Value, bool), ClientError> {
         let socket = self.socket.clone();
         let mut bytes = Vec::new();
@@ -246,7 +244,7 @@ impl Client {
             .explanation)
     }
 
-    /// What would be tried.
+    /// Planned trials.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -270,7 +268,7 @@ impl Client {
         Ok(self.call::<ActionsReply>("UndoAll", &json!({}))?.actions)
     }
 
-    /// Sets the switch; off undoes everything. Returns when the request is taken.
+    /// Sets the switch; off undoes everything. Returns when the daemon has taken the request.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -302,7 +300,7 @@ impl Client {
         Ok(self.call::<NotesReply>("Reload", &json!({}))?.notes)
     }
 
-    /// The story since that line, without waiting.
+    /// The log since that line, without waiting.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -310,7 +308,7 @@ impl Client {
         self.call("Follow", &json!({"since": since}))
     }
 
-    /// Hands each part of the story to `each` until it says stop (false) or the daemon ends.
+    /// Passes each part of the log to `each`, until it returns false or the daemon ends.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -326,7 +324,7 @@ impl Client {
     }
 }
 
-/// Why nothing more comes. A timeout of a socket reads as "would block".
+/// Why nothing more comes. A socket timeout reads as "would block".
 fn lost(socket: PathBuf, source: std::io::Error) -> ClientError {
     match source.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => ClientError::Silent(socket),

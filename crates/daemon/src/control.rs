@@ -1,8 +1,6 @@
-//! The control socket: Varlink over a Unix socket, with the caller checked by the kernel.
-//!
-//! A message of the protocol is a JSON object and a zero. The server bounds the size and the time of a request, and
-//! knows who calls. One thread accepts, one serves each connection, at most [`CONNECTIONS_MAX`]. They read the
-//! [`Board`] and put requests into a bounded channel; none of them touches the loop.
+//! The control socket: Varlink over a Unix socket, whose kernel reports the caller's credentials. A message is a JSON
+//! object and a zero byte. Requests are bounded in size and time. One thread accepts, one serves each connection, at
+//! most [`CONNECTIONS_MAX`]. They read the [`Board`] and put requests into a bounded channel, so none touches the loop.
 
 use crate::api::{Explanation, Found, Plan, Switch, find_workload};
 use crate::board::Board;
@@ -20,22 +18,21 @@ use std::time::{Duration, Instant};
 
 /// Connections served at the same time.
 pub const CONNECTIONS_MAX: usize = 8;
-/// Of which so many are for root alone: whoever may only read must not be able to keep root from undoing.
+/// Connections reserved for root: other readers must not keep root from undoing.
 pub const CONNECTIONS_OF_ROOT: usize = 2;
-/// A connection that has said nothing at all for so long is closed: programs ask as soon as they are connected.
+/// Time limit for the first request: programs ask as soon as they are connected.
 const FIRST_REQUEST: Duration = Duration::from_secs(5);
 /// Largest request: none of ours needs more than a workload's name.
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
-/// A connection that says nothing for so long between two requests is closed.
+/// Time limit between two requests.
 const IDLE: Duration = Duration::from_secs(30);
-/// A request that is not complete after so long is given up.
+/// Time limit for a complete request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
-/// A caller that does not read its answer for so long is given up.
+/// Time limit for reading an answer.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a request may wait for the loop. The loop is never busy for longer than some tens of milliseconds,
-/// unless the machine is in deep trouble.
+/// Time limit of the loop's answer. It is busy for some tens of ms, unless the machine is in deep trouble.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a silent story sends an empty list, to notice a listener that is gone.
+/// Period of empty lists in a silent log, to notice a lost listener.
 const FOLLOW_PULSE: Duration = Duration::from_secs(5);
 /// Stack of a serving thread: JSON of a status nests six levels deep.
 const STACK_BYTES: usize = 256 * 1024;
@@ -43,9 +40,7 @@ const STACK_BYTES: usize = 256 * 1024;
 pub const INTERFACE: &str = include_str!("io.homeostat.varlink");
 /// Name of the interface.
 pub const NAME: &str = "io.homeostat";
-/// The interface that every Varlink service has.
 const SERVICE: &str = "org.varlink.service";
-/// The same as text.
 const SERVICE_INTERFACE: &str = "interface org.varlink.service
 
 method GetInfo() -> (vendor: string, product: string, version: string, url: string, interfaces: []string)
@@ -57,7 +52,7 @@ error MethodNotImplemented (method: string)
 error InvalidParameter (parameter: string)
 ";
 
-/// What a person may ask the loop to do.
+/// A person's request to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Start no new trial.
@@ -76,7 +71,7 @@ pub enum Ask {
     Look,
 }
 
-/// What the loop answers.
+/// The loop's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The request was taken.
@@ -93,14 +88,14 @@ pub enum Answer {
     BadConfiguration(String),
 }
 
-/// What came of the switch.
+/// The result of switching.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
     /// Whether it stood otherwise before.
     pub changed: bool,
     /// The changes that were in force, of which all are being undone if it is off.
     pub actions: Vec<u64>,
-    /// How it stands now.
+    /// Its present state.
     pub switch: Switch,
     /// Why it is not as it was asked for, or will not stay so over a restart.
     pub problem: Option<String>,
@@ -109,20 +104,19 @@ pub struct Switched {
 /// A request on its way to the loop.
 #[derive(Debug)]
 pub struct Errand {
-    /// What is asked.
+    /// The request.
     pub ask: Ask,
-    /// Where the answer goes. It holds one answer, so the loop never waits for the caller.
+    /// Channel for one answer, so the loop never waits for the caller.
     pub answer: SyncSender<Answer>,
 }
 
-/// Hands errands to the loop: false when its queue is full or it has ended.
+/// Sends requests to the loop: false when its queue is full or it has ended.
 pub type Post = Arc<dyn Fn(Errand) -> bool + Send + Sync>;
 
-/// What to do about a group that is not known.
 pub(crate) const GROUP_REMEDY: &str =
     "create it, or change control.group; a group that is not in /etc/group can be given by its number";
 
-/// Why the control socket can not be opened.
+/// Why the control socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Somebody answers there already.
@@ -134,7 +128,7 @@ pub enum ControlError {
     /// A file operation failed.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The attempt.
         what: &'static str,
         /// On which path.
         path: PathBuf,
@@ -159,7 +153,7 @@ pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
     match UnixStream::connect(socket) {
         Ok(_) => return Err(ControlError::AlreadyRunning(socket.to_owned())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        // A socket that nobody listens on was left by a daemon that was killed. Anything else there is not ours.
+        // Nobody listens: a killed daemon left the socket. Anything else here is not ours.
         Err(e) => {
             use std::os::unix::fs::FileTypeExt as _;
             let left_behind = e.kind() == std::io::ErrorKind::ConnectionRefused
@@ -170,7 +164,7 @@ pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
             std::fs::remove_file(socket).map_err(file("cannot remove the old socket", socket))?;
         }
     }
-    // Nobody but root may connect between bind and chmod.
+    // Only root may connect between bind and chmod.
     let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(socket);
     rustix::process::umask(umask);
@@ -181,7 +175,6 @@ pub fn bind(socket: &Path, group: &str) -> Result<UnixListener, ControlError> {
     Ok(listener)
 }
 
-/// The number of a group, by name or number, from `/etc/group`.
 pub(crate) fn group_id(group: &str) -> Option<u32> {
     if let Ok(number) = group.parse() {
         return Some(number);
@@ -202,19 +195,17 @@ struct Shared {
     board: Arc<Board>,
     post: Post,
     stopping: AtomicBool,
-    /// The open connections.
     peers: Mutex<Vec<Peer>>,
 }
 
-/// An open connection.
 struct Peer {
     number: u64,
-    /// To close it from outside, when the daemon ends or root needs the place.
+    /// Closes it from outside, when the daemon ends or root needs the place.
     stream: UnixStream,
     is_root: bool,
-    /// Since when it has nothing to do; `None` while a request is under way.
+    /// Idle since then; `None` during a request.
     idle: Option<Instant>,
-    /// It was told to go and is on its way out.
+    /// Told to close, and ending.
     leaving: bool,
 }
 
@@ -223,8 +214,7 @@ impl Shared {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a new connection, if there is one. For root a place is made: the connection that has been
-    /// idle for longest goes, those of others first.
+    /// Takes a place for a connection. For root, the longest idle connection is closed, those of others first.
     fn admit(&self, number: u64, stream: &UnixStream, is_root: bool) -> bool {
         let Ok(stream) = stream.try_clone() else {
             return false;
@@ -247,7 +237,7 @@ impl Shared {
             peer.leaving = true;
             let _ = peer.stream.shutdown(std::net::Shutdown::Both);
         }
-        // Those that leave have a thread for a moment longer; many at a time would be somebody's attack.
+        // Closing connections keep a thread for a moment. Many at a time would be an attack.
         if peers.len() >= 2 * CONNECTIONS_MAX {
             return false;
         }
@@ -319,7 +309,7 @@ impl Server {
         };
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.board.close();
-        // Ends a blocked accept(); the error of a socket that is closed already does not matter.
+        // Ends a blocked accept(). An already closed socket gives an error that does not matter.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let _ = accepting.join();
         for peer in self.shared.peers().drain(..) {
@@ -343,12 +333,12 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) if shared.stopping.load(Ordering::SeqCst) => return,
             Err(_) => {
-                // Out of file descriptors, most likely: wait for some to be closed instead of spinning.
+                // Probably out of file descriptors: wait for closings instead of spinning.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             }
         };
-        // The kernel tells who calls; a caller that it does not know any more has gone.
+        // The kernel reports the caller. A caller unknown to it has gone.
         let Ok(caller) = rustix::net::sockopt::socket_peercred(&stream) else {
             continue;
         };
@@ -364,7 +354,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             .name("control-peer".into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                // An error means that the peer is gone or speaks another language: nothing to be done about it.
+                // On an error the peer is gone or speaks another language.
                 let _ = serve(&serving, stream, number, is_root);
                 serving.dismiss(number);
             });
@@ -386,7 +376,6 @@ fn send(stream: &mut UnixStream, message: &Value) -> std::io::Result<()> {
     stream.write_all(format!("{message}\0").as_bytes())
 }
 
-/// What came in.
 enum Incoming {
     Request(Vec<u8>),
     TooLong,
@@ -419,13 +408,13 @@ fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64, is_root: bool) -
     Ok(())
 }
 
-/// Reads up to the closing zero of a message, within bounds of size and time. `patience`: for its first byte.
+/// Reads up to the closing zero of a message, within bounds of size and time. `patience`: for the first byte.
 fn next_request(
     reader: &mut std::io::BufReader<UnixStream>,
     patience: Duration,
 ) -> std::io::Result<Incoming> {
     let mut request = Vec::new();
-    // The first byte may take its time; the rest may not.
+    // Only the first byte may take its time.
     reader.get_ref().set_read_timeout(Some(patience))?;
     if reader.fill_buf()?.is_empty() {
         return Ok(Incoming::End);
@@ -455,26 +444,22 @@ fn next_request(
     }
 }
 
-/// The methods of `io.homeostat` for one caller.
 struct Desk {
     shared: Arc<Shared>,
     may_change: bool,
 }
 
-/// A request of the protocol.
 #[derive(Deserialize)]
 struct Request {
     method: String,
     parameters: Option<Value>,
-    /// Whether several answers are welcome.
     #[serde(default)]
     more: bool,
-    /// Whether no answer is.
     #[serde(default)]
     oneway: bool,
 }
 
-/// The parameters of the answer, or an error with its own.
+/// The parameters of the answer, or an error with its parameters.
 type Outcome = Result<Value, (String, Value)>;
 
 impl Request {
@@ -491,7 +476,6 @@ impl Request {
         ))
     }
 
-    /// The methods of [`SERVICE`].
     fn introspect(&self, method: &str) -> Outcome {
         match method {
             "GetInfo" => Ok(json!({
@@ -519,7 +503,6 @@ fn error(name: &str, parameters: Value) -> Outcome {
 }
 
 impl Desk {
-    /// Asks the loop, if the caller may.
     fn ask(&self, ask: Ask) -> Outcome {
         if !self.may_change {
             return error("PermissionDenied", json!({"needs": "root"}));
@@ -572,7 +555,7 @@ impl Desk {
         }
     }
 
-    /// Answers one request. What cannot be understood is an error, and ends the connection.
+    /// Answers one request. A malformed request is an error and ends the connection.
     fn answer(&self, request: &[u8], stream: &mut UnixStream) -> std::io::Result<()> {
         let request: Request = serde_json::from_slice(request)?;
         let outcome = match request.method.rsplit_once('.') {

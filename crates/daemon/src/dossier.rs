@@ -1,7 +1,5 @@
-//! All that is known of what homeostat found, tried, gained and rejected, in one value: what `homeostat report` shows, and
-//! `homeostat report --json` prints. From the history and, where a daemon runs, from what it knows at the moment.
-//!
-//! The same rules as in [`crate::api`] hold.
+//! The report data for `homeostat report` and its `--json`: what homeostat found, tried, gained and rejected. Sources:
+//! the history and a running daemon. The same rules as in [`crate::api`] hold.
 
 use crate::api::{Effect, Explanation, SCHEMA, Status, StoryLine};
 use crate::report::PastExperiment;
@@ -14,9 +12,7 @@ use homeostat_store::history::{self, ExperimentFilter, Filter};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Most decisions that are told.
 const DECISIONS_MAX: u32 = 400;
-/// Most windows of observation that are read.
 const WINDOWS_MAX: u32 = 4000;
 
 /// Everything about the past and the present.
@@ -28,11 +24,11 @@ pub struct Dossier {
     pub version: String,
     /// When, seconds since the epoch.
     pub at_unix: u64,
-    /// What the daemon says; absent when none runs.
+    /// The daemon's state; absent when none runs.
     pub status: Option<Status>,
-    /// What it says of each workload that it looks at.
+    /// Its explanation of each sampled workload.
     pub explanations: Vec<Explanation>,
-    /// What it told lately, oldest first.
+    /// Its latest lines, oldest first.
     pub story: Vec<StoryLine>,
     /// Experiments, newest first.
     pub experiments: Vec<Tried>,
@@ -40,7 +36,7 @@ pub struct Dossier {
     pub windows: Vec<Window>,
     /// Decisions, oldest first.
     pub decisions: Vec<DecisionRecord>,
-    /// What could not be read, and why.
+    /// Unreadable parts, with the reason.
     pub notes: Vec<String>,
 }
 
@@ -52,25 +48,24 @@ pub struct Tried {
     pub past: PastExperiment,
     /// The change that was tried; the number for `homeostat undo` while it is in force.
     pub action: ActionId,
-    /// What a trial of several workloads showed of each of them.
+    /// Results of a trial of several workloads, by workload.
     pub members: Vec<Member>,
-    /// What was known after each block, computed again from the blocks. Absent where that does not lead to what was
-    /// recorded, and for rollouts in stages.
+    /// The recomputed estimate after each block. Absent if it differs from the record, and for staged rollouts.
     pub trace: Option<Vec<Known>>,
 }
 
-/// What a trial of several workloads showed of one of them.
+/// Result of a trial of several workloads for one of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which.
+    /// The workload.
     pub workload: WorkloadId,
-    /// What is remembered of it.
+    /// Its recorded verdict.
     pub verdict: Verdict,
     /// Its own effect.
     pub effect: Option<Effect>,
 }
 
-/// What was known after a block.
+/// The estimate after a block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Known {
     /// Estimate with its interval.
@@ -82,7 +77,7 @@ pub struct Known {
 /// A window of observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Window {
-    /// Of which workload.
+    /// The workload.
     pub workload: String,
     /// Start.
     pub started_unix: u64,
@@ -98,7 +93,7 @@ pub struct Window {
     pub waited: f64,
     /// Resident memory at the end.
     pub resident_bytes: u64,
-    /// Of which in large pages, when known.
+    /// Its part in large pages, if known.
     pub huge_bytes: Option<u64>,
 }
 
@@ -119,8 +114,7 @@ impl Dossier {
         }
     }
 
-    /// Adds what the history knows: the latest experiments, with all their blocks, and what was seen and decided.
-    /// `policy` is that of the settings: with it the way to each verdict is computed again.
+    /// Adds experiments with blocks, and decisions, from the history. `policy` recomputes the way to each verdict.
     ///
     /// # Errors
     /// As [`crate::wiring::past`].

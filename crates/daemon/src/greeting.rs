@@ -1,5 +1,4 @@
-//! What the daemon says when it starts, so that nobody has to wonder what it is doing: who it is, where it runs, what
-//! it looks at and how often, what it can do here and what it leaves alone; and after the first look, what it saw.
+//! The daemon's first lines: version, machine, sampling, abilities and exclusions. Then a report of the first sample.
 
 use crate::api::Switch;
 use crate::service::host_story;
@@ -8,14 +7,13 @@ use homeostat_engine::view::Workload;
 use homeostat_engine::{Profile, Stage, Status, Story, Strategy};
 use homeostat_model::{Machine, Nanoseconds};
 
-/// Ignored workloads that are named after the first look: the largest ones.
+/// Named ignored workloads after the first sample, largest first.
 const NAMED_MAX: usize = 4;
-/// Rules of the configuration that are named.
 const RULES_MAX: usize = 5;
-/// The CPU use of a workload is known from the second scan on; scans are at most a minute apart.
+/// CPU use is known from the second scan on. Scans are at most a minute apart.
 const LOOK_PATIENCE: Nanoseconds = Nanoseconds::from_secs(75);
 
-/// The lines of the start. `machine` as probed, so that refusals are named before anything is tried.
+/// The first lines. `machine` is already probed, so refusals appear before any try.
 pub fn lines(
     loaded: &Loaded,
     switch: &Switch,
@@ -59,7 +57,7 @@ pub fn lines(
             ));
             refused += 1;
         } else if strategy.works_in(policy.profile).is_err() {
-            // What belongs to another profile says nothing about the machine.
+            // A mismatch with another profile says nothing about the machine.
             refused += 1;
         } else if let Err(why) = strategy.usable(machine, policy.profile) {
             said.push((format!("strategy {id} is refused: {why}"), false));
@@ -104,7 +102,6 @@ pub fn lines(
         .collect()
 }
 
-/// The machine in one line.
 fn machine_line(machine: &Machine) -> String {
     let several = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
     let large = match machine.huge_page_size.0 {
@@ -126,7 +123,6 @@ fn machine_line(machine: &Machine) -> String {
     )
 }
 
-/// What is never touched.
 fn left_alone(settings: &Settings) -> String {
     let mut text = String::from(
         "leaves alone: programs with HOMEOSTAT=never in their environment, and what somebody chose (madvise, prctl, \
@@ -150,7 +146,6 @@ fn left_alone(settings: &Settings) -> String {
     text
 }
 
-/// Where its files are and where its settings come from.
 fn places(loaded: &Loaded) -> String {
     let from = if loaded.layers.is_empty() {
         "defaults (there is no configuration file)".to_owned()
@@ -164,7 +159,7 @@ fn places(loaded: &Loaded) -> String {
     )
 }
 
-/// Waits for the first look that tells something, and says what was seen. Once.
+/// Waits for the first useful sample, and reports it. Once.
 #[derive(Debug, Default)]
 pub struct FirstLook {
     since: Option<Nanoseconds>,
@@ -196,7 +191,7 @@ impl FirstLook {
                 .then(b.cpus.total_cmp(&a.cpus))
                 .then(a.name.cmp(&b.name))
         });
-        // What is too small to be sampled has nothing to tell.
+        // Too small to be sampled, so without facts.
         largest.retain(|w| w.resident_bytes > 0 && !w.summary.is_empty());
         largest.truncate(NAMED_MAX);
         let tail = match (left, largest.len()) {

@@ -1,7 +1,7 @@
-//! Wiring: settings, control socket, signals, privileges; and the stable JSON shapes that people script against.
+//! The daemon: settings, control socket, signals, privileges, and the stable JSON shapes for scripts.
 //!
-//! The daemon decides nothing. It connects the mind (engine, strategies), the hands (runtime) and the machine
-//! (linux), gives them time and settings, publishes what they say on a [`board`], and passes on what people ask.
+//! It decides nothing. It connects engine and strategies, effectors (runtime) and machine (linux), provides time and
+//! settings, publishes the state on a [`board`], and passes on requests.
 
 pub mod api;
 pub mod board;

@@ -1,4 +1,4 @@
-//! The story on standard error, or in systemd's journal: one entry per event, nothing said twice.
+//! The log on standard error or in systemd's journal: one entry per event, without repetitions.
 
 pub mod journal;
 
@@ -10,36 +10,35 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::io::Write;
 
-/// How many sentences per workload are remembered in order not to be said again.
+/// Sentences per workload that count as repeated.
 const REMEMBERED: usize = 4;
-/// Workloads whose sentences are remembered; beyond it memory starts afresh.
+/// Remembered workloads; beyond it memory starts afresh.
 const WORKLOADS_MAX: usize = 1024;
 
-/// First steps of single processes of one program that the log tells in [`CROWD_PERIOD`]: those of two or three.
+/// Logged first lines of one program's short-lived processes in [`CROWD_PERIOD`]: those of two or three processes.
 const CROWD_LINES: u32 = 6;
 /// … in seconds.
 const CROWD_PERIOD: u64 = 3600;
-/// Programs that are counted so; beyond it counting starts afresh.
+/// Counted programs; beyond it counting starts afresh.
 const CROWD_PROGRAMS_MAX: usize = 256;
 
-/// Drops what was said already.
+/// Drops repeated lines.
 ///
-/// About a workload the last few sentences are not repeated, so that one that goes back and forth between two
-/// reasons does not fill the log. About the host only the last one is not: paused, resumed and paused again is news.
+/// For a workload the last few sentences count as repeated, so that alternating reasons do not fill the log. For the
+/// host only the last one does: paused, resumed and paused again is news.
 #[derive(Default)]
 pub struct Repetition {
     said: BTreeMap<Option<String>, VecDeque<String>>,
     crowds: BTreeMap<String, Crowd>,
 }
 
-/// What the log told of the first steps of a program's processes.
 struct Crowd {
     since_unix: u64,
     told: u32,
     kept_back: u32,
 }
 
-/// What the log makes of a line.
+/// The log's treatment of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Admission {
     /// To be written before it.
@@ -69,12 +68,10 @@ impl Repetition {
 
     /// Whether the line belongs in the log.
     ///
-    /// A build server starts a compiler for every file. Each that lives for longer than the floors is a workload of its
-    /// own, with two or three lines (considered, observed, declined) before it ends, hundreds in an hour, and nobody can
-    /// act on any of them. Of single processes of one program only the first are told, and of the rest how many lines
-    /// there were. What matters is always told: warnings, and all from a proposal on, to which only those come that
-    /// live long enough to be tried; units and containers, which are named by people; and the state that `status`,
-    /// `explain` and `history` show has every line.
+    /// A build server starts a compiler for every file. Each process above the floors is a workload with two or three
+    /// lines (considered, observed, declined): hundreds an hour that nobody can act on. For single processes of one
+    /// program only the first lines are logged, then their number. Warnings, units and containers, and every line from
+    /// a proposal on are always logged. `status`, `explain` and `history` have every line.
     pub fn admit(&mut self, line: &StoryLine) -> Admission {
         let all = Admission {
             before: None,
@@ -131,12 +128,12 @@ fn program_of_process(workload: &str) -> Option<&str> {
     (!pid.is_empty() && pid.bytes().all(|c| c.is_ascii_digit())).then_some(program)
 }
 
-/// Where lines go.
+/// The destination of lines.
 pub struct Log {
     format: LogFormat,
-    /// Standard error goes to systemd's journal, which takes the priority from `<N>` and has its own clock.
+    /// Standard error goes to systemd's journal, which reads the priority from `<N>` and has a clock.
     journal: bool,
-    /// The same journal by its own socket: entries with fields.
+    /// The same journal's socket, for entries with fields.
     socket: Option<JournalSocket>,
 }
 
@@ -150,8 +147,7 @@ impl Log {
         }
     }
 
-    /// The log of this process: where standard error goes to systemd's journal, that is used for what it is. Whoever asks
-    /// for JSON gets lines of JSON there, too.
+    /// The log of this process: the format of systemd's journal if standard error goes there, unless JSON is wanted.
     pub fn of_this_process(format: LogFormat) -> Self {
         let mut log = Self::new(format, std::env::var_os("JOURNAL_STREAM").is_some());
         if format == LogFormat::Human {
@@ -182,7 +178,7 @@ impl Log {
         out
     }
 
-    /// Writes the line. A log that can not be written is no reason to stop.
+    /// Writes the line. A failing log does not stop the daemon.
     pub fn write(&self, line: &StoryLine) {
         if self
             .socket
@@ -205,8 +201,7 @@ pub fn time_of_day(unix_seconds: u64) -> String {
 
 /// `2026-11-22 05:31 UTC`.
 pub fn date_and_time(unix: u64) -> String {
-    // Days to a date of the Gregorian calendar, years beginning in March (Hinnant, "chrono-compatible low-level date
-    // algorithms").
+    // Days to a Gregorian date, years beginning in March (Hinnant, "chrono-compatible low-level date algorithms").
     let days = unix / 86_400 + 719_468;
     let era = days / 146_097;
     let day_of_era = days % 146_097;

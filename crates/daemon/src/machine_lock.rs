@@ -1,14 +1,12 @@
-//! One daemon on a machine: a second one with a state directory of its own would try the same changes on the same
-//! programs, and each would take the other's work for noise.
+//! One daemon per machine. Two with separate state directories would take each other's changes for noise.
 //!
-//! The lock is a `flock` on a file that only root may open. The kernel gives it back whatever ends the process, also a
-//! `kill -9`; nobody else can take it (any user can bind an abstract socket of that name, and so keep the daemon from
-//! starting), and it is the same file in every network namespace. The directory is the one that the service's sandbox
-//! leaves open, and that a container is given from the host (`packaging/Containerfile`); a container without it is not
-//! seen.
+//! The lock is a `flock` on a file that only root may open. The kernel releases it however the process ends, also after
+//! `kill -9`. Any user could bind an abstract socket and so block the daemon; nobody else can take this file. It is the
+//! same in every network namespace. The service's sandbox leaves its directory open, and a container gets it from the
+//! host (`packaging/Containerfile`). A container without it is not seen.
 //!
-//! Who changes nothing, or only what its rules name one by one, needs no lock ([`needed`]): such as rehearsals, and the
-//! daemon of `homeostat demo` (which does not begin beside the machine's own, since that would find its programs, too).
+//! A daemon that changes nothing, or only what its rules name, needs no lock ([`needed`]): rehearsals and `homeostat
+//! demo`. The demo refuses to start with the machine's daemon running, since that would find its programs, too.
 
 use crate::process::is_ending;
 use homeostat_engine::{Mode, Policy, Profile};
@@ -18,22 +16,19 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The directory of those who measure one workload, each with a file of its own.
+/// Directory with a lock file for each workload being measured.
 const MEASURED: &str = "/run/homeostat/measured";
 
 /// The file. Not below the run directory of the configuration: two daemons may have two of those.
 pub const FILE: &str = "/run/homeostat/daemon.lock";
-/// Most that is read of what the holder has written there: a number and a path.
 const TEXT_MAX: u64 = 8 * 1024;
-/// How long a process that was killed may take until the kernel has given back what it had locked: it has memory to
-/// give back first.
+/// Time for the kernel to release a killed process's locks, after freeing its memory.
 pub const DYING_PATIENCE: Duration = Duration::from_secs(2);
-/// … and one that is seen to be ending: closing what it had open goes through all its counters and breakpoints.
+/// … and for a process that is seen to end: it closes all its counters and breakpoints.
 const ENDING_PATIENCE: Duration = Duration::from_secs(15);
-/// Time between two looks at it.
 const DYING_TICK: Duration = Duration::from_millis(20);
 
-/// Who has the lock, as far as it wrote that down.
+/// The holder of the lock, as far as recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// Its process id.
@@ -54,7 +49,7 @@ pub enum MachineLockError {
     /// The file cannot be used. The daemon works without, and would not notice another one.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -87,9 +82,9 @@ fn remedy(holder: &Holder) -> String {
     )
 }
 
-/// Whether a daemon with this policy has to be the only one: it changes something, and not only what rules name. A rule
-/// that excludes all (`match = "*"`, `never = true`) leaves those that stand before it, and with it nothing is changed
-/// either that reaches whoever runs there. A controller of the whole host asks no rule.
+/// Whether a daemon with this policy must be the only one: it changes more than rules name. A rule that excludes all
+/// (`match = "*"`, `never = true`) spares earlier rules and stops changes that reach all. Controllers of hosts ask no
+/// rule.
 pub fn needed(policy: &Policy) -> bool {
     let only_what_is_named = policy
         .workloads
@@ -99,19 +94,19 @@ pub fn needed(policy: &Policy) -> bool {
     policy.mode == Mode::Act && !only_what_is_named
 }
 
-/// The lock, held until it is dropped.
+/// The lock, until dropped.
 #[derive(Debug)]
 pub struct MachineLock(File);
 
 impl Drop for MachineLock {
     fn drop(&mut self) {
-        // Also where a process that was just forked still has the file open.
+        // A process forked just before may still have the file open.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl MachineLock {
-    /// Takes it for the daemon with this state directory. Waits a moment for a holder that is just dying.
+    /// Takes the lock for the daemon with this state directory. Waits a moment for a dying holder.
     ///
     /// # Errors
     /// [`MachineLockError`].
@@ -131,8 +126,7 @@ impl MachineLock {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(failed)?;
         }
-        // A person may remove the file between opening and locking it: what is locked then is a file that nobody else
-        // finds. A few tries settle it.
+        // If a person removes the file before the lock, nobody else finds the locked file. Try again.
         for _ in 0..8 {
             let mut file = open(path, OFlags::CREATE).map_err(failed)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -142,7 +136,7 @@ impl MachineLock {
                 Err(e) => return Err(failed(e.into())),
             }
             if is_the_one_at(&file, path) {
-                // It only makes the refusal of another friendlier.
+                // Only for a friendlier refusal of another daemon.
                 let _ = file
                     .set_len(0)
                     .and_then(|()| file.write_all(text(state_directory).as_bytes()));
@@ -153,25 +147,23 @@ impl MachineLock {
     }
 }
 
-/// That one `homeostat meter test` measures a workload: two at a time would each take the other's breakpoints for a change
-/// of the program's code, and its cost for the program's work.
+/// Allows one `homeostat meter test` per workload: two would mistake each other's breakpoints and cost.
 #[derive(Debug)]
 pub struct Measuring {
     path: PathBuf,
-    /// Given back after the file is removed.
+    /// Released after the file is removed.
     _lock: MachineLock,
 }
 
 impl Drop for Measuring {
     fn drop(&mut self) {
-        // While it is locked: whoever opened it meanwhile finds that it is not the one that lies there any more.
+        // While locked: whoever opened the file meanwhile finds another one in its place.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 impl Measuring {
-    /// Begins to measure this workload. `None` where no lock can be had: without root's rights no breakpoint is put in
-    /// that could disturb the other.
+    /// Begins to measure this workload. `None` without root's rights: then no breakpoint could disturb another test.
     ///
     /// # Errors
     /// Who else measures it.
@@ -180,7 +172,7 @@ impl Measuring {
     }
 
     fn begin_in(directory: &Path, workload: &str, state_directory: &Path) -> Result<Option<Self>, Holder> {
-        // A file name has 255 bytes at most. Two workloads that are called alike to here measure one after the other.
+        // File names have at most 255 bytes. Workloads with the same shortened name measure one after the other.
         let name: String = workload
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
@@ -195,18 +187,17 @@ impl Measuring {
     }
 }
 
-/// Who has the lock, without taking it. `None` when nobody has, or when that is not to be seen.
+/// The holder of the lock, without taking it. `None` if nobody has it, or if that is invisible.
 pub fn holder(path: &Path) -> Option<Holder> {
     let mut file = open(path, OFlags::empty()).ok()?;
-    // Shared, and given back at once with the file: two that look do not see each other.
+    // A shared lock, released with the file: two checks do not see each other.
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(rustix::io::Errno::WOULDBLOCK) => Some(read(&mut file)),
         _ => None,
     }
 }
 
-/// Tries again while the process that has what is tried for is ending ([`ENDING_PATIENCE`] at most), or is not known
-/// ([`DYING_PATIENCE`]).
+/// Tries again while the holder is ending ([`ENDING_PATIENCE`] at most) or unknown ([`DYING_PATIENCE`]).
 pub(crate) fn while_dying<T, E>(
     held_by: impl Fn(&E) -> Option<Option<u32>>,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -219,7 +210,7 @@ pub(crate) fn while_dying<T, E>(
             return result;
         };
         let alive = pid.is_some_and(|pid| !is_ending(pid));
-        // Twice: between taking the signal and marking itself as exiting a process looks alive for a moment.
+        // Check twice: a signalled process looks alive until it is marked as exiting.
         let patience = if pid.is_some() && !alive {
             ENDING_PATIENCE
         } else {
@@ -255,7 +246,7 @@ fn text(state_directory: &Path) -> String {
     )
 }
 
-/// In which a process has its number: one in a container has another one here.
+/// Namespace of process ids: a process in a container has another id here.
 fn space_of_numbers() -> String {
     std::fs::read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |link| link.display().to_string())
 }
@@ -280,12 +271,12 @@ pub struct Sole {
     file: PathBuf,
     state_directory: PathBuf,
     lock: Option<MachineLock>,
-    /// It could not be taken for another reason than another daemon, and that was told.
+    /// Locking failed, but not because of another daemon; already reported.
     without: bool,
 }
 
 impl Sole {
-    /// Of the daemon with this state directory; nothing is taken yet.
+    /// For the daemon with this state directory; not locked yet.
     pub fn new(file: &Path, state_directory: &Path) -> Self {
         Self {
             file: file.to_owned(),
@@ -295,7 +286,7 @@ impl Sole {
         }
     }
 
-    /// Sees to it that a daemon with this policy may run. Returns what people should know.
+    /// Ensures that a daemon with this policy may run. Returns warnings for people.
     ///
     /// # Errors
     /// Another daemon runs: the policy must not come into force.
@@ -304,7 +295,7 @@ impl Sole {
             return Ok(None);
         }
         if !needed(policy) {
-            // Who only advises disturbs nobody, and is disturbed by nobody.
+            // A daemon that only advises disturbs nobody.
             let beside = holder(&self.file).filter(|_| policy.mode == Mode::Act);
             return Ok(beside.map(|holder| {
                 format!(

@@ -1,6 +1,6 @@
-//! Memory for people: whether it is short, judged by what is taken and brought back and not by how full it is; what it is
-//! used for; who reads files, who waits for pages, and who pushes whom out. The stable JSON shape of `homeostat memory`, filled
-//! without a daemon (but for what one has seen to grow). The same rules as in [`crate::api`] hold.
+//! Memory for people: whether it is short, who uses it, who reads files, who waits for pages, and who evicts whom.
+//! Shortage is judged by pages taken and brought back, not by fill. The stable JSON shape of `homeostat memory`, filled
+//! without a daemon except for growth. The same rules as in [`crate::api`] hold.
 
 use crate::api::{self, SCHEMA};
 use homeostat_kernel::clock::MonotonicClock;
@@ -19,59 +19,55 @@ use std::path::Path;
 
 /// Workloads that are shown when nobody asks for more.
 pub const SHOWN: usize = 12;
-/// Pages per second that come back after they were taken, from which memory is short.
+/// Refaults (pages per second) from which memory is short.
 const REFAULTS_SHORT: f64 = 50.0;
-/// Pages per second that go to swap and come back at the same time, from which memory is short.
+/// Pages per second both to and from swap from which memory is short.
 const SWAPS_SHORT: f64 = 5.0;
-/// Share of the time in which a program stands still for memory, from which memory is short …
+/// Share of the time stalled for memory from which memory is short …
 const STALLED_SHORT: f64 = 0.10;
 /// … and from which it is tight.
 const STALLED_TIGHT: f64 = 0.01;
-/// Pages looked at for each that could be taken: up to this it is easy to find memory (seed 001: 1 to 2 is healthy).
+/// Pages scanned per page taken. Up to this, finding memory is easy (measured: 1 to 2 is healthy).
 const SCANS_HEALTHY: f64 = 2.0;
-/// Taken pages per second below which their ratio says nothing.
+/// Pages taken per second below which their ratio says nothing.
 const STEALS_MIN: f64 = 10.0;
-/// Bytes per second from storage from which a workload counts as a reader.
+/// Bytes per second from storage from which a workload is a streaming reader.
 const READER_MIN: f64 = 16.0 * 1024.0 * 1024.0;
-/// A reader finds at most this share of what it reads in memory.
+/// A streaming reader finds at most this share in memory.
 const FROM_MEMORY_MAX: f64 = 0.2;
-/// How such a reader is remarked.
 const READS_ONCE: &str = "reads a lot once";
-/// Faults per second that wait for storage from which a workload waits for its pages.
+/// Major faults per second from which a workload waits for its pages.
 const FAULTS_MIN: f64 = 5.0;
-/// Bytes per second that a workload brings into memory from which it pushes others out, where memory is full.
+/// Bytes per second brought into full memory from which a workload evicts others.
 const BRINGS_MIN: f64 = 4.0 * 1024.0 * 1024.0;
-/// Programs that are named to push another one out.
 const PUSHERS_MAX: usize = 3;
-/// What advice about memory that grows begins with.
 const GROWTH: &str = "memory/growth/";
-/// Control groups that are looked at.
 const GROUPS_MAX: usize = 256;
 
-/// What `homeostat memory` says.
+/// The output of `homeostat memory`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     /// Version of this shape.
     pub schema: u32,
     /// Seconds watched.
     pub interval_s: f64,
-    /// `enough`, `tight`, `short`, `short_in_a_group` (only below the limits of control groups), or `unknown`.
+    /// `enough`, `tight`, `short`, `short_in_a_group` (only below limits of control groups), or `unknown`.
     pub verdict: String,
     /// Why, with numbers.
     pub why: Vec<String>,
-    /// What it is used for.
+    /// Its use.
     #[serde(flatten)]
     pub used: MemoryUse,
     /// Share of the time in which at least one program stood still for memory; `null` without PSI.
     pub stalled_some: Option<f64>,
     /// Share of the time in which all did.
     pub stalled_full: Option<f64>,
-    /// What the kernel took and brought back.
+    /// Pages that the kernel evicted and brought back.
     pub rates: Rates,
-    /// Who loses what it needs, and who brings in what takes its place.
+    /// Losers of needed pages, with the workloads that evict them.
     #[serde(default)]
     pub pushed_out: Vec<PushedOut>,
-    /// Whose memory has grown for long without coming back, as a daemon has seen it; `null` where none runs.
+    /// Workloads whose memory grows for long, as a daemon has seen it; `null` where none runs.
     #[serde(default)]
     pub growing: Option<Vec<Growing>>,
     /// Workloads that read from storage, wait for it, or are large; those first that wait.
@@ -87,24 +83,24 @@ pub struct PushedOut {
     pub name: String,
     /// Faults per second that waited for storage.
     pub faults_major_per_s: f64,
-    /// Pages a second that its control group needed again after they had been taken; `null` where it has none to itself.
+    /// Pages per second that its control group needed again after eviction; `null` without a group of its own.
     pub refaults_per_s: Option<f64>,
     /// The control group that is full; `null`: the machine is.
     pub within: Option<String>,
     /// How much memory there is in it.
     pub within_bytes: u64,
-    /// Who brings the most into the same memory; nobody: it has too little for itself.
+    /// The largest inflows into the same memory. Empty: it has too little for itself.
     pub by: Vec<Pusher>,
 }
 
-/// Who brings in what takes the place of others' pages. The kernel does not count who took whose page.
+/// A workload that brings in pages and so evicts others'. The kernel does not count who took whose page.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pusher {
     /// Its name.
     pub name: String,
-    /// Bytes per second that it brings in: read from storage on its behalf, or its growth where that is more.
+    /// Bytes per second that it brings in: read from storage on its behalf, or its growth if larger.
     pub brings_bytes_per_s: f64,
-    /// Bytes per second by which the pages of files in its control group grew; `null` where it has none to itself.
+    /// Growth of the file pages in its control group, bytes per second; `null` without a group of its own.
     #[serde(default)]
     pub file_grows_bytes_per_s: Option<f64>,
 }
@@ -116,7 +112,7 @@ pub struct Growing {
     pub name: String,
     /// By how much, since when, and how long memory lasts.
     pub finding: String,
-    /// What a person can do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -133,13 +129,13 @@ pub struct Rates {
     pub refaults_anonymous_per_s: f64,
     /// Pages of files, likewise.
     pub refaults_file_per_s: f64,
-    /// Pages looked at to find some that can be taken.
+    /// Pages scanned for eviction.
     pub scanned_per_s: f64,
     /// Pages taken.
     pub stolen_per_s: f64,
-    /// Of those taken, the share that somebody had to wait for.
+    /// Share of the evictions that somebody had to wait for.
     pub stolen_directly: Option<f64>,
-    /// Pages looked at for each that was taken; `null` where next to none was.
+    /// Pages scanned per eviction; `null` with next to none.
     pub scans_per_steal: Option<f64>,
 }
 
@@ -161,12 +157,12 @@ pub struct WorkloadMemory {
     pub faults_major_per_s: f64,
     /// `reads a lot once`, `waits for its pages`, or nothing.
     pub remark: String,
-    /// What the control group of its first process counts; `null` where none does.
+    /// Counts of its first process's control group; `null` without one.
     pub group: Option<Group>,
 }
 
-/// A control group that counts memory. Pages are counted where they were first used: what a program reads of files is in its
-/// group, also when it has ended, and what another group read before is not.
+/// A control group that counts memory. The group that first uses a page is charged, also after the program has ended.
+/// Pages that another group read before are not counted here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// Its directory.
@@ -199,42 +195,41 @@ pub struct Group {
     /// Faults per second of its programs that waited for storage.
     #[serde(default)]
     pub faults_major_per_s: f64,
-    /// Pages per second read from swap; `null` in version 1, before Linux 6.13, and where the group was seen only once.
+    /// Pages per second from swap; `null` in version 1, before Linux 6.13, and with only one sample.
     #[serde(default)]
     pub swapped_in_per_s: Option<f64>,
     /// Pages per second written to swap, likewise.
     #[serde(default)]
     pub swapped_out_per_s: Option<f64>,
-    /// Pages of it per second looked at to find some that can be taken; `null` in version 1, and where it was seen only once.
+    /// Its pages scanned per second for eviction; `null` in version 1, and with only one sample.
     #[serde(default)]
     pub scanned_per_s: Option<f64>,
     /// Pages per second taken from it, likewise.
     #[serde(default)]
     pub stolen_per_s: Option<f64>,
-    /// Pages looked at for each that was taken, likewise; also `null` where next to none was.
+    /// Pages scanned per eviction, likewise; also `null` with next to none.
     #[serde(default)]
     pub scans_per_steal: Option<f64>,
-    /// What of it is in swap.
+    /// Its part in swap.
     #[serde(default)]
     pub swap_bytes: u64,
-    /// … of which is in memory, too; `null` where the kernel does not tell.
+    /// … and in memory, too; `null` where the kernel does not report it.
     #[serde(default)]
     pub swap_cached_bytes: Option<u64>,
-    /// Share of the time in which at least one of its programs stood still for memory; `null` in version 1 and without PSI.
+    /// Share of the time in which at least one of its programs stalled for memory; `null` in version 1 and without PSI.
     #[serde(default)]
     pub stalled_some: Option<f64>,
     /// … in which all did.
     #[serde(default)]
     pub stalled_full: Option<f64>,
-    /// What limits it; `null` where nothing does.
+    /// Its limit; `null` without one.
     pub limit_bytes: Option<u64>,
-    /// Of this group and those above it the nearest that uses all that its limit allows; `null` where none does.
+    /// The nearest of this group and its parents that has reached its limit; `null` without one.
     #[serde(default)]
     pub full: Option<Full>,
 }
 
-/// Watches for so long and tells what was seen. Changes nothing. As root it sees what every workload reads, else only those
-/// of the user.
+/// Watches for `length` and reports. Changes nothing. Root sees the reads of every workload, others only their own.
 ///
 /// # Errors
 /// When the processes or `/proc/meminfo` cannot be read.
@@ -248,7 +243,7 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
         detail: Vec::new(),
     };
     let uptime = topology::uptime(&root);
-    // The first look begins the counts, the second learns where in its files everybody is.
+    // The first sample starts the counts, the second finds each file position.
     platform.sample(&scan)?;
     clock.sleep(Nanoseconds(length.0 / 4));
     let begun = platform.sample(&scan)?;
@@ -315,7 +310,6 @@ pub fn watch(root: Option<&Path>, length: Nanoseconds, most: usize) -> Result<Me
     })
 }
 
-/// The control group of each workload that is shown, by its first process.
 fn groups(root: &Root, snapshot: &Snapshot) -> BTreeMap<WorkloadId, GroupMemory> {
     let all = snapshot.workloads.as_deref().unwrap_or_default();
     all.iter()
@@ -325,14 +319,14 @@ fn groups(root: &Root, snapshot: &Snapshot) -> BTreeMap<WorkloadId, GroupMemory>
         .collect()
 }
 
-/// A group, and what happened in it since it was looked at before.
+/// A group, and what happened in it since the last sample.
 fn since(now: &GroupMemory, before: Option<&GroupMemory>, seconds: f64) -> Group {
     let before = before.filter(|b| b.path == now.path);
     let per_s = |of: fn(&GroupCounts) -> u64| match before {
         Some(before) if seconds > 0.0 => of(&now.counts).saturating_sub(of(&before.counts)) as f64 / seconds,
         _ => 0.0,
     };
-    // What was not counted, or not looked at twice, is not known to be nothing.
+    // Uncounted or sampled once is unknown, not zero.
     let if_counted = |of: fn(&GroupCounts) -> Option<u64>| {
         let count = of(&now.counts)?.saturating_sub(of(&before?.counts)?);
         (seconds > 0.0).then(|| count as f64 / seconds)
@@ -393,8 +387,7 @@ impl Memory {
     }
 }
 
-/// Who loses what it needs, and who brings the most into the same memory: the nearest group that is full, or the machine where
-/// the kernel takes pages of all.
+/// Losers of needed pages, and the largest inflows into the same memory: the nearest full group, or the machine.
 fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<PushedOut> {
     let full = |w: &WorkloadMemory| w.group.as_ref().and_then(|group| group.full.clone());
     let brings = |w: &WorkloadMemory| w.from_storage_bytes_per_s.max(w.grows_bytes_per_s);
@@ -408,7 +401,7 @@ fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<Pu
         };
         let refaults = loser.group.as_ref().filter(|group| !shared(&group.path));
         let refaults = refaults.map(|group| group.refaults_file_per_s + group.refaults_anonymous_per_s);
-        // What comes back to a reader that goes round a large file is what it has pushed out itself.
+        // A streaming reader of a large file evicts and brings back its own pages.
         let loses = loser.faults_major_per_s >= FAULTS_MIN
             || refaults.is_some_and(|pages| pages >= REFAULTS_SHORT) && loser.remark != READS_ONCE;
         let within = full(loser);
@@ -418,7 +411,7 @@ fn pushed_out(rates: &Rates, total: u64, workloads: &[WorkloadMemory]) -> Vec<Pu
         let mut by: Vec<Pusher> = workloads
             .iter()
             .filter(|w| w.name != loser.name && full(w) == within && brings(w) >= BRINGS_MIN)
-            // Of two that wait for their pages neither is told to push the other one out for that.
+            // If both wait for pages, neither is blamed for the other.
             .filter(|w| w.faults_major_per_s < FAULTS_MIN || w.grows_bytes_per_s >= BRINGS_MIN)
             .map(|w| Pusher {
                 name: w.name.clone(),
@@ -467,7 +460,7 @@ fn rates(paging: &Paging, seconds: f64) -> Rates {
     }
 }
 
-/// What is told of a workload; with it, what it had in memory when the watch began.
+/// The row of a workload, with its resident memory when the watch began.
 fn row(sample: &WorkloadSample, resident: Option<u64>) -> WorkloadMemory {
     let seconds = sample.interval.as_secs_f64();
     let per_s = |count: u64| {
@@ -504,8 +497,7 @@ fn row(sample: &WorkloadSample, resident: Option<u64>) -> WorkloadMemory {
     }
 }
 
-/// Judged by rates: full memory is no shortage, memory that comes back is. What comes back below the limit of a control group
-/// is a shortage of that group alone.
+/// Judges by rates: refaults are a shortage, full memory is not. Refaults below a group's limit are its own shortage.
 fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (&'static str, Vec<String>) {
     let full = |w: &&WorkloadMemory| w.group.as_ref().is_some_and(|group| group.full.is_some());
     let (inside, outside): (Vec<&WorkloadMemory>, Vec<&WorkloadMemory>) = workloads.iter().partition(full);
@@ -530,7 +522,7 @@ fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (
             limited.entry(&at.path).or_default().push(&w.name);
         }
     }
-    // Time that stands still is told for the whole machine: it may be that of such a group.
+    // Stalls count for the whole machine, so a limited group may cause them.
     let stalled = stalled.filter(|_| limited.is_empty());
     let (verdict, mut why) = judge_machine(&rates, stalled, &outside);
     let told = limited.into_iter().map(|(group, names)| {
@@ -550,7 +542,7 @@ fn judge(rates: &Rates, stalled: Option<f64>, workloads: &[WorkloadMemory]) -> (
     }
 }
 
-/// As [`judge`], for the memory that no full group has.
+/// As [`judge`], for memory outside full groups.
 fn judge_machine(
     rates: &Rates,
     stalled: Option<f64>,
@@ -576,7 +568,7 @@ fn judge_machine(
         .filter(|w| w.faults_major_per_s >= FAULTS_MIN)
         .map(|w| w.name.as_str())
         .collect();
-    // Who is kept small brings its own pages back all the time.
+    // A limited workload brings its own pages back all the time.
     let of_contained: BTreeMap<&str, f64> = workloads
         .iter()
         .filter_map(|w| w.group.as_ref())
@@ -587,7 +579,7 @@ fn judge_machine(
     if refaults_file >= REFAULTS_SHORT {
         let text =
             format!("{refaults_file:.0} pages of files a second are needed again after they were taken");
-        // A reader that goes round a file too large for memory brings back its own pages, and harms nobody.
+        // A streaming reader of a file larger than memory brings back its own pages and harms nobody.
         if waiting.is_empty() {
             tight.push(text);
         } else {

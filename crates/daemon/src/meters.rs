@@ -1,6 +1,5 @@
-//! Meters for people: which could count the work of a workload, and how good each is, tried out live. The stable JSON
-//! shapes of `homeostat meter`, and the observer that fills them without a daemon. The same rules as in [`crate::api`]
-//! hold.
+//! Meters for people: which meters could count a workload's work, and how good each is in a live test. The stable JSON
+//! shapes of `homeostat meter`, filled without a daemon. The same rules as in [`crate::api`] hold.
 
 use crate::api::{Found, SCHEMA, find_named};
 use homeostat_engine::{JudgedMeter, MeterInterval, Policy, judge_meters};
@@ -26,18 +25,15 @@ pub const SHOWN: usize = 12;
 pub const SECONDS_MIN: u32 = 14;
 /// Seconds that a test watches where nobody says how many …
 pub const SECONDS_USUAL: u32 = 45;
-/// … and at most, where it waits for points that are looked for.
+/// … and at most, while it searches for probe sites.
 pub const SECONDS_USUAL_MAX: u32 = 120;
-/// Time between the two scans that tell who is busy.
 const RANKING: Nanoseconds = Nanoseconds::from_millis(300);
-/// Time between two readings.
 const BEAT: Nanoseconds = Nanoseconds::from_secs(1);
-/// Points that were found have a reading within so many of the others, or are lost.
+/// Found probe sites must have a reading within this many readings of the others, or count as lost.
 const READ_WITHIN: usize = 10;
-/// How often it is asked whether to go on.
 const NAP: Nanoseconds = Nanoseconds::from_millis(100);
 
-/// What counts the work of programs that are known (`homeostat meter known --json`).
+/// Known meters of known programs (`homeostat meter known --json`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// Version of these shapes.
@@ -56,7 +52,7 @@ pub struct NamedMeter {
     pub workload: String,
     /// Name of the meter.
     pub meter: String,
-    /// What one count is; absent when the configuration does not say it.
+    /// The unit of one count; absent if not configured.
     pub unit: Option<String>,
 }
 
@@ -112,11 +108,11 @@ pub struct Candidate {
     pub id: String,
     /// `application`, `probe`, `kernel`, `points` or `hardware`.
     pub class: MeterClass,
-    /// What one count is.
+    /// The unit of one count.
     pub unit: String,
     /// Cost to the workload of one count in nanoseconds; 0 = reading costs the workload nothing.
     pub cost_per_count_ns: u64,
-    /// Why it can not be used, with the remedy; absent when it can.
+    /// Why it cannot be used, with the remedy; absent when it can.
     pub refused: Option<String>,
 }
 
@@ -137,22 +133,21 @@ pub struct Test {
     pub cpus: f64,
     /// Its meters, those closest to the work first.
     pub meters: Vec<Tried>,
-    /// How long its threads run from the end of a wait to the next wait; absent when that was not looked at, cannot be seen,
-    /// or they never waited.
+    /// Run-to-block times of its threads; absent if not measured, invisible, or without waits.
     pub spans: Option<Spans>,
-    /// Why spans are absent, or were followed to some moment only.
+    /// Why spans are absent, or end early.
     pub spans_unknown: Option<String>,
-    /// What was waited for meanwhile.
+    /// Waits meanwhile.
     pub waits: Waits,
 }
 
-/// What the threads of a workload, and all of the machine, waited for in the time of a test.
+/// Waits of a workload's threads and of the machine during a test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {
-    /// Seconds that its threads waited on run queues per second, all together: how many of them were ready to run and had no CPU,
-    /// on average, as [`Test::cpus`] is how many ran. Absent where the kernel does not tell.
+    /// Run-queue wait of its threads, seconds per second: the mean number of ready threads without a CPU.
+    /// [`Test::cpus`] is the number that ran. Absent where the kernel does not report it.
     pub runqueue_wait: Option<f64>,
-    /// Share of the time in which something on the machine waited for a CPU (PSI `some`); absent where the kernel has no PSI.
+    /// Share of the time in which something on the machine waited for a CPU (PSI `some`); absent without PSI.
     pub pressure_cpu: Option<f64>,
     /// … for memory that had to be freed or brought back.
     pub pressure_memory: Option<f64>,
@@ -160,24 +155,23 @@ pub struct Waits {
     pub pressure_io: Option<f64>,
 }
 
-/// Spans of a workload's threads from the moment at which they begin to run after a wait to their next wait: in a server the
-/// time that a request is worked at.
+/// Run-to-block times of a workload's threads, between two waits: in a server, the work time of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spans {
     /// How many were seen.
     pub count: u64,
     /// Threads that were followed.
     pub threads: u64,
-    /// Share of its CPU time in which they were recorded, 0 to 1: less where to record all the time would cost it more than half a
-    /// percent, and because it is looked at first how often its threads switch.
+    /// Share of CPU time with recording, 0 to 1. Below 1 if continuous recording would cost more than half a percent,
+    /// and because the switch rate is checked first.
     pub recorded: f64,
-    /// Half of the spans are shorter (seconds).
+    /// Median run-to-block time (seconds).
     pub median_s: f64,
-    /// Standard deviation of that over blocks of the time, as a share; absent when there were too few spans.
+    /// Relative standard deviation of the median over blocks of time; absent with too few spans.
     pub median_noise: Option<f64>,
-    /// 99 of 100 spans are shorter (seconds).
+    /// 99th percentile of the run-to-block time (seconds).
     pub p99_s: f64,
-    /// Standard deviation of that over blocks of the time, as a share; absent when there were too few spans.
+    /// Relative standard deviation of the 99th percentile over blocks of time; absent with too few spans.
     pub p99_noise: Option<f64>,
 }
 
@@ -188,20 +182,20 @@ pub struct Tried {
     pub id: String,
     /// `application`, `probe`, `kernel`, `points` or `hardware`.
     pub class: MeterClass,
-    /// What one count is.
+    /// The unit of one count.
     pub unit: String,
     /// Counts per second; absent when it was not opened.
     pub rate: Option<f64>,
-    /// Coefficient of variation of work per CPU second over blocks of four seconds; absent when not known.
+    /// Coefficient of variation of work per CPU second over blocks of four seconds; absent if unknown.
     pub noise: Option<f64>,
-    /// Smallest effect that a trial of 20 minutes could prove with it, as a share of the work; absent when not known.
+    /// Smallest effect that a trial of 20 minutes could prove with it, as a share of the work; absent if unknown.
     pub detectable: Option<f64>,
     /// Share of the workload's CPU time that counting costs.
     pub cost: f64,
-    /// Share of its CPU time in which it was really counted, 0 to 1; the rest is estimated from it. 1: counted all the time.
+    /// Share of its CPU time in which it was counted, 0 to 1; the rest is extrapolated.
     pub counted: f64,
-    /// Some of what a reading tells may have been counted up to so many seconds before its end, so a trial leaves as many out after
-    /// each change; 0: nothing was counted before the reading began.
+    /// Work in a reading may be this many seconds older than its end. A trial skips as many after each change. 0:
+    /// nothing was counted before the reading began.
     #[serde(default)]
     pub lag_s: f64,
     /// Whether it is the one that homeostat would use.
@@ -210,7 +204,7 @@ pub struct Tried {
     pub why: String,
     /// How it was found, where that took a search.
     pub story: Option<String>,
-    /// What was read, in order; empty when it was not opened.
+    /// The readings in order; empty if not opened.
     pub readings: Vec<Reading>,
 }
 
@@ -237,10 +231,10 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Finds the workloads of this machine; meters are judged by this policy.
+    /// Finds the workloads of this machine. `policy` judges the meters.
     ///
     /// # Errors
-    /// Its processes can not be listed.
+    /// Its processes cannot be listed.
     pub fn begin(settings: &MeterSettings, policy: &Policy) -> Result<Self, PlatformError> {
         let mut observer = Self {
             policy: policy.clone(),
@@ -250,7 +244,7 @@ impl Observer {
             samples: BTreeMap::new(),
         };
         observer.scan()?;
-        // Who is busy is known from the second scan on.
+        // CPU use needs a second scan.
         observer.clock.sleep(RANKING);
         observer.scan()?;
         Ok(observer)
@@ -285,7 +279,7 @@ impl Observer {
         self.samples.get(id).map_or(0.0, |s| s.cpu.share_of(s.interval))
     }
 
-    /// Which meters could count the work of one workload, or of the busiest. Nothing is opened.
+    /// The meters that could count a workload's work, or the busiest workloads'. Opens nothing.
     ///
     /// # Errors
     /// The workload has gone.
@@ -302,7 +296,7 @@ impl Observer {
             let workload = self.workload(&id)?;
             let meters = match self.platform.find_meters(&id) {
                 Ok(found) => found,
-                // One of many may end while we look.
+                // One of many workloads may end meanwhile.
                 Err(PlatformError::Vanished { .. }) if one.is_none() => continue,
                 Err(e) => return Err(e),
             };
@@ -321,11 +315,11 @@ impl Observer {
         })
     }
 
-    /// Opens all meters of a workload, reads them once a second for `length` (`None`: [`SECONDS_USUAL`], and on to
-    /// [`SECONDS_USUAL_MAX`] while points are looked for or could not speak yet), and judges them as the engine would. `seen` is told
-    /// of every reading; false ends it early. `classes`: only those; where it is empty all that may be taken, so none of
-    /// [`MeterClass::Hardware`]: an event for each thread is loaded at each switch of threads, which costs a server that
-    /// waits several percent (docs/meters.md) and would spoil what the others say.
+    /// Opens all meters of a workload, reads them once a second for `length`, and judges them as the engine would.
+    /// `None`: [`SECONDS_USUAL`], up to [`SECONDS_USUAL_MAX`] while probe sites are searched or too new. `seen` gets
+    /// every reading; false ends the test. `classes`: only those. Empty: all but [`MeterClass::Hardware`]. A per-thread
+    /// event is loaded at each thread switch, which costs a server that waits several percent (docs/meters.md) and
+    /// would spoil the other meters.
     ///
     /// # Errors
     /// The workload has gone.
@@ -347,7 +341,7 @@ impl Observer {
                 candidate.refused = Some(e.to_string());
             }
         }
-        // Spans cost the program something too, and who asks for one class of meters asks for nothing else.
+        // Recording spans costs too, and a request for classes wants only them.
         let follows = classes.is_empty();
         self.platform
             .follow_spans(if follows { std::slice::from_ref(id) } else { &[] });
@@ -359,7 +353,7 @@ impl Observer {
             course.spans_unknown =
                 Some("not looked at, because certain meters only were asked for".to_owned());
         }
-        // What came before the meters were open is in this one, which tells nothing else.
+        // This sample takes what came before the meters opened.
         self.sample(id, false)?;
         let begun = self.clock.now();
         let mut next = begun + BEAT;
@@ -385,9 +379,9 @@ impl Observer {
                 self.clock.sleep(NAP.min(next.saturating_sub(self.clock.now())));
             }
             next += BEAT;
-            // New processes of the workload are found by a scan.
+            // A scan finds new processes of the workload.
             let (snapshot, sample) = match self.sample(id, course.readings % 5 == 4) {
-                // What was seen until the time that is promised is not lost for what came on top.
+                // Keep what was seen in the promised time.
                 Err(PlatformError::Vanished { .. })
                     if length.is_none() && so_far >= seconds(SECONDS_USUAL) =>
                 {
@@ -416,7 +410,6 @@ impl Observer {
         Ok(test)
     }
 
-    /// Looks at one workload in detail.
     fn sample(&mut self, id: &WorkloadId, scan: bool) -> Result<(Snapshot, WorkloadSample), PlatformError> {
         let mut snapshot = self.platform.sample(&SampleRequest {
             scan,
@@ -433,39 +426,35 @@ impl Observer {
     }
 }
 
-/// What was seen in the course of a test.
 #[derive(Debug, Default)]
 struct Course {
     readings: u32,
     intervals: Vec<MeterInterval>,
-    /// How many intervals there were when a search for points had ended, whatever it found.
+    /// Number of intervals when a search for probe sites had ended.
     searched: BTreeMap<MeterId, usize>,
-    /// Meters that are over.
     lost: BTreeSet<MeterId>,
     ends: Vec<Nanoseconds>,
-    /// How long the workload was looked at, the CPU time that it used in that, and what its threads waited for one.
+    /// Watched time, CPU time used, and run-queue wait of its threads.
     time: Nanoseconds,
     cpu: Nanoseconds,
     runqueue_wait: Nanoseconds,
     tells_runqueue_wait: bool,
-    /// How long the machine was, and how long something waited there for a CPU, for memory, and for storage; absent where the kernel
-    /// does not tell.
+    /// The same for the machine: time, and waits for CPU, memory, storage. Absent where not reported.
     machine_time: Nanoseconds,
     stalled: [Option<Nanoseconds>; 3],
     spans: SpanBlocks,
-    /// CPU time of the workload in which they were recorded.
+    /// CPU time of the workload with recording.
     recorded: Nanoseconds,
     threads: Option<usize>,
     spans_unknown: Option<String>,
 }
 
 impl Course {
-    /// Notes that a search has ended, once.
     fn search_ended(&mut self, id: &MeterId) {
         self.searched.entry(id.clone()).or_insert(self.intervals.len());
     }
 
-    /// Whether points are still looked for, or were read for too short a time to say anything and are being read.
+    /// Whether probe sites are still searched, or too new to judge.
     fn waits_for(&self, id: &MeterId) -> bool {
         if self.lost.contains(id) {
             return false;
@@ -498,7 +487,7 @@ impl Course {
         self.machine_time += snapshot.interval;
         let stalled = some_stalled(&snapshot.machine);
         for ((sum, told), more) in self.stalled.iter_mut().zip(tells_pressure).zip(stalled) {
-            // A sum in which a part is missing is none.
+            // A sum with a missing part is unknown.
             let before = if self.readings == 1 {
                 Some(Nanoseconds::ZERO)
             } else {
@@ -566,7 +555,7 @@ fn some_stalled(machine: &MachineSample) -> [Nanoseconds; 3] {
 }
 
 impl Observer {
-    /// A search that opening a meter began has ended meanwhile: what it found, or why it found nothing.
+    /// Adds the result of a search that opening a meter began and that has ended.
     fn add_findings(&mut self, id: &WorkloadId, candidates: &mut [MeterCandidate]) {
         let Ok(now) = self.platform.find_meters(id) else {
             return;
@@ -581,7 +570,7 @@ impl Observer {
     }
 }
 
-/// Whether a test has watched for long enough; `waits`: for points.
+/// Whether a test has watched for long enough; `waits`: for probe sites.
 fn is_over(length: Option<Nanoseconds>, so_far: Nanoseconds, waits: impl FnOnce() -> bool) -> bool {
     match length {
         Some(length) => so_far >= length,
@@ -594,7 +583,6 @@ fn seconds(number: u32) -> Nanoseconds {
     Nanoseconds::from_secs(u64::from(number))
 }
 
-/// How late a meter told, at most.
 fn lag_of(meter: &MeterId, intervals: &[MeterInterval]) -> Nanoseconds {
     let lags = intervals.iter().filter_map(|i| i.lags.get(meter));
     lags.max().copied().unwrap_or_default()
@@ -612,7 +600,7 @@ impl Candidate {
     }
 }
 
-/// Why a meter was taken or not; `counted_of`: in what percentage of the CPU time a meter was counted.
+/// Why a meter was taken or not; `counted_of`: percentage of the CPU time in which it counted.
 fn why(judged: &JudgedMeter, taken: Option<&JudgedMeter>, counted_of: impl Fn(&MeterId) -> f64) -> String {
     if let Some(why) = &judged.refused {
         return why.clone();
@@ -661,7 +649,7 @@ impl Test {
             .map(|j| j.as_ref().map(|j| why(j, taken.as_ref(), counted_of)))
             .collect();
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
-        // One that tells late needs more.
+        // A late meter needs more.
         let needed = |id: &MeterId| {
             let of = |lag| homeostat_engine::readings_wanted(lag);
             policy.meter_samples_min * of(lag_of(id, intervals)) / of(Nanoseconds::ZERO)

@@ -1,4 +1,4 @@
-//! The state as OpenMetrics text for those who watch many machines, and the endpoint that serves it.
+//! The state as OpenMetrics text, and the endpoint that serves it.
 
 pub mod endpoint;
 
@@ -8,14 +8,11 @@ use crate::printable;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// Longest label value in characters: names of workloads are shorter.
 const LABEL_CHARS_MAX: usize = 200;
 
-/// The text that is being written.
 #[derive(Default)]
 struct Text {
     out: String,
-    /// Series of the family that is being written.
     series: BTreeSet<String>,
 }
 
@@ -31,8 +28,7 @@ impl Text {
         let _ = writeln!(self.out, "# HELP {name} {help}");
     }
 
-    /// One number of the family. Of two series that look the same only the first is written: a reader refuses a text
-    /// that has one twice as a whole.
+    /// One number of the family. Only the first of equal series is written: scrapers refuse duplicates.
     fn sample(&mut self, name: &str, labels: Labels<'_>, value: f64) {
         let mut series = name.to_owned();
         for (i, (key, text)) in labels.iter().enumerate() {
@@ -65,7 +61,7 @@ impl Text {
         self.sample(&format!("{name}_total"), &[], value);
     }
 
-    /// Estimate and ends of an interval; what is not known is left out.
+    /// Estimate and ends of an interval, without unknown values.
     fn effects<'a>(&mut self, name: &str, help: &str, list: &[(Vec<(&'static str, &'a str)>, &'a Effect)]) {
         self.family(name, "gauge", "ratio", help);
         for (labels, effect) in list {
@@ -84,7 +80,7 @@ impl Text {
     }
 }
 
-/// The state as OpenMetrics text, version 1.0. Every family is declared, also those that have no sample now.
+/// The state as OpenMetrics text, version 1.0. Every family is declared, also those without a sample.
 pub fn render(s: &Status) -> String {
     let mut t = Text::default();
     t.family("homeostat", "info", "", "The daemon.");
@@ -254,7 +250,7 @@ fn workloads(t: &mut Text, s: &Status) {
     ];
     for (name, unit, help, of) in figures {
         t.family(name, "gauge", unit, help);
-        // Of one that was declined nothing is counted any more.
+        // Declined workloads are not counted any more.
         for w in seen().filter(|w| w.stage != Stage::Declined) {
             if let Some(m) = &w.meter {
                 t.sample(name, &[("workload", &w.name), ("meter", &m.id)], of(m));
@@ -445,7 +441,7 @@ fn budget(t: &mut Text, s: &Status) {
         "Most experiments in an hour.",
         f64::from(b.experiments_per_hour_max),
     );
-    // The base units of OpenMetrics are ratios and seconds: 250 percent-seconds are 2.5 seconds of a workload's work.
+    // OpenMetrics uses ratios and seconds.
     t.gauge(
         "homeostat_harm_exposure_day_seconds",
         "seconds",

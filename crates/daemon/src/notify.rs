@@ -9,14 +9,14 @@ use std::time::Duration;
 /// The service manager, if there is one.
 pub struct Manager {
     socket: Option<(UnixDatagram, SocketAddr)>,
-    /// What it was told last of how we are.
+    /// The last status sent.
     said: String,
     /// How often it wants to hear from us.
     pub watchdog: Option<Duration>,
 }
 
 impl Manager {
-    /// Nobody to tell.
+    /// Without a listener.
     pub fn none() -> Self {
         Self {
             socket: None,
@@ -34,7 +34,7 @@ impl Manager {
                 None => SocketAddr::from_pathname(&name).ok(),
             }
         });
-        // WATCHDOG_PID names the process that is meant, if any.
+        // WATCHDOG_PID may name another process.
         let for_us = std::env::var("WATCHDOG_PID").map_or(true, |pid| pid == std::process::id().to_string());
         let period = std::env::var("WATCHDOG_USEC")
             .ok()
@@ -49,7 +49,7 @@ impl Manager {
         }
     }
 
-    /// Sends a message such as `READY=1`, and says whether it was taken. Nobody listening is no error.
+    /// Sends a message such as `READY=1`, and says whether it was taken. A missing listener is no error.
     pub fn tell(&self, message: &str) -> bool {
         self.socket
             .as_ref()
@@ -62,14 +62,14 @@ impl Manager {
             return;
         }
         let line = state(view);
-        // What was not taken is said again next time.
+        // Repeat next time if not taken.
         if line != self.said && self.tell(&format!("STATUS={line}")) {
             self.said = line;
         }
     }
 }
 
-/// The state in one line: numbers only, so that nothing that a workload chose is in it.
+/// The state in one line: numbers only, so that it holds no text chosen by a workload.
 fn state(view: &Status) -> String {
     let measured = view.workloads.iter().filter(|w| w.meter.is_some()).count();
     let doing = if view.paused { "paused" } else { view.mode.as_str() };

@@ -1,6 +1,5 @@
-//! Places for people: the topology, and where workloads run and their memory lies. The stable JSON shapes of
-//! `homeostat topology` and `homeostat locality`, and the observer that fills them without a daemon. The same rules as in
-//! [`crate::api`] hold.
+//! Places for people: the topology, and where workloads run and their memory lies. The stable JSON shapes of `homeostat
+//! topology` and `homeostat locality`, filled without a daemon. The same rules as in [`crate::api`] hold.
 
 use crate::api::{Named, SCHEMA};
 use homeostat_kernel::Root;
@@ -21,13 +20,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Workloads that are looked at when nobody asks for more: the largest users of CPU and memory.
+/// Workloads sampled by default: the largest users of CPU and memory.
 pub const SHOWN: usize = 12;
-/// Time between the two scans that tell who is busy.
 const RANKING: Nanoseconds = Nanoseconds::from_millis(300);
-/// How often the kernel's record of moves between CPUs is taken over while it is watched.
+/// How often the kernel's record of moves between CPUs is read.
 const POLL: Nanoseconds = Nanoseconds::from_millis(100);
-/// How often the threads are looked at while they are watched.
+/// How often the threads are sampled.
 const LOOK: Nanoseconds = Nanoseconds::from_millis(200);
 
 // ---- topology -------------------------------------------------------------------------------------------------------
@@ -41,7 +39,7 @@ pub struct Topology {
     pub kernel: String,
     /// CPU model.
     pub cpu_model: String,
-    /// Hypervisor, if the CPU says so: then the shape is what the hypervisor tells.
+    /// Hypervisor, if the CPU reports one, which then defines the shape.
     pub hypervisor: Option<String>,
     /// Online CPUs.
     pub cpus: Vec<LogicalCpu>,
@@ -57,13 +55,13 @@ pub struct Topology {
     pub tiers: Vec<MemoryTier>,
     /// Disks, network interfaces and accelerators.
     pub devices: Vec<Device>,
-    /// All memory; zero where it cannot be told.
+    /// All memory; zero if unknown.
     #[serde(default)]
     pub memory_bytes: u64,
     /// Size of the base page.
     #[serde(default)]
     pub page_bytes: u64,
-    /// What firmware, hypervisor or container tell that cannot be, and what counts instead.
+    /// Impossible claims of firmware, hypervisor or container, and the values used instead.
     #[serde(default)]
     pub doubts: Vec<String>,
 }
@@ -90,10 +88,10 @@ impl Topology {
     }
 }
 
-/// The shape of the machine whose `/proc` and `/sys` lie below `root`; without one, of this machine.
+/// The shape of this machine, or of the one whose `/proc` and `/sys` lie below `root`.
 ///
 /// # Errors
-/// It can not be described at all.
+/// It cannot be described at all.
 pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
     let root = root.map_or_else(Root::default, Root::new);
     let (machine, doubts) = topology::read_and_repair(&root)?;
@@ -103,7 +101,7 @@ pub fn describe(root: Option<&Path>) -> Result<Topology, PlatformError> {
     })
 }
 
-/// Whether this machine has places to tell apart: several last-level caches or memory nodes.
+/// Whether this machine has several last-level caches or memory nodes.
 pub fn are_several(root: Option<&Path>) -> bool {
     topology::read(&root.map_or_else(Root::default, Root::new)).is_ok_and(|machine| {
         let first = machine.cpus.first().map(|c| c.llc);
@@ -113,7 +111,7 @@ pub fn are_several(root: Option<&Path>) -> bool {
 
 // ---- locality -------------------------------------------------------------------------------------------------------
 
-/// Where workloads run and their memory lies (`homeostat locality --json`).
+/// Places of workloads and their memory (`homeostat locality --json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Locality {
     /// Version of these shapes.
@@ -124,13 +122,13 @@ pub struct Locality {
     pub interval_s: f64,
     /// The nodes.
     pub nodes: Vec<NodePlaces>,
-    /// What automatic NUMA balancing did in the interval; absent where the kernel has none.
+    /// Automatic NUMA balancing in the interval; absent where the kernel has none.
     pub balancing: Option<HostBalancing>,
     /// The workloads, busiest first.
     pub workloads: Vec<WorkloadPlaces>,
     /// Workloads that are not listed, because they use little.
     pub workloads_left_out: u32,
-    /// What could not be seen, and why.
+    /// Invisible facts, with the reason.
     pub notes: Vec<String>,
 }
 
@@ -145,9 +143,9 @@ pub struct NodePlaces {
     pub busy_cpus: f64,
     /// Memory.
     pub memory_bytes: u64,
-    /// Of which free.
+    /// Its free part.
     pub free_bytes: u64,
-    /// Of which caches files.
+    /// Its part that caches files.
     pub file_cache_bytes: u64,
     /// Pages given out here to programs that ran here.
     pub pages_local: u64,
@@ -172,13 +170,13 @@ pub struct WorkloadPlaces {
     pub cpus: f64,
     /// Threads that ran.
     pub threads: u32,
-    /// Where they ran, by last-level cache.
+    /// Their places, by last-level cache.
     pub running: Vec<RunningPlace>,
-    /// Where its memory lies.
+    /// Places of its memory.
     pub memory: Vec<MemoryPlace>,
     /// Half of the 95 % interval of each node's share of the memory; 0 = every page was counted.
     pub memory_error: f64,
-    /// Share of its memory, in processes, that was looked at; the rest is taken to lie alike.
+    /// Share of its memory, by processes, that was sampled; the rest is taken to lie alike.
     pub memory_covered: f64,
     /// Share of the accesses to memory of the own node, if every thread used all memory alike.
     pub local: Option<f64>,
@@ -186,15 +184,15 @@ pub struct WorkloadPlaces {
     pub near: Option<f64>,
     /// To memory of a node of another group.
     pub far: Option<f64>,
-    /// Where its threads were dispatched, relative to where they had run before.
+    /// Dispatches of its threads, relative to their earlier places.
     pub dispatches: Option<Dispatches>,
-    /// Pages that automatic NUMA balancing migrated for it since it began; absent where it is not told.
+    /// Pages that automatic NUMA balancing migrated for it since it began; absent where not reported.
     pub pages_migrated: Option<u64>,
     /// Threads by the node that automatic NUMA balancing prefers for them.
     pub preferred: BTreeMap<u32, u32>,
-    /// What a person or another tool restricted; then it is left alone.
+    /// A restriction by a person or another tool; the workload is then left alone.
     pub bound: Option<String>,
-    /// Share of the last-level-cache misses that memory of the own node served, where event counters tell.
+    /// Share of the last-level-cache misses served by the own node, if event counters are available.
     pub counted_local: Option<f64>,
     /// How well it is placed; absent where threads or memory are not known.
     pub score: Option<Score>,
@@ -216,7 +214,7 @@ pub struct RunningPlace {
 pub struct MemoryPlace {
     /// The node.
     pub node: NodeId,
-    /// What lies there.
+    /// The kinds of memory there.
     #[serde(flatten)]
     pub kinds: MemoryByKind,
 }
@@ -234,7 +232,7 @@ pub struct Dispatches {
 /// How well a workload is placed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// 0..100; 100 = its threads share one cache beside all of its memory.
+    /// 0..100; 100 = its threads share one cache, local to all of its memory.
     pub now: f64,
     /// Best that can be had here with all workloads at their places; never below `now`.
     pub best: f64,
@@ -244,7 +242,7 @@ pub struct Score {
     pub node: Option<u32>,
     /// Memory that would be moved there.
     pub moved_bytes: u64,
-    /// Why the best is not better than it is; empty when nothing stands in the way.
+    /// The obstacle to a better best; empty without one.
     pub limit: String,
 }
 
@@ -261,7 +259,7 @@ impl From<PlacementScore> for Score {
     }
 }
 
-/// Which workloads are looked at.
+/// The workloads to sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The largest users of CPU and memory.
@@ -280,7 +278,6 @@ pub struct Observer {
     nodes: NodeWatch,
     workloads: Vec<Workload>,
     samples: BTreeMap<WorkloadId, WorkloadSample>,
-    /// Workloads that were looked at before.
     begun: BTreeSet<WorkloadId>,
     since: Nanoseconds,
     notes: Vec<String>,
@@ -288,11 +285,10 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Looks at the machine, or the one whose files lie below `root`, and its workloads for the first time. What the journal below `state_directory` says to be in
-    /// force is not taken for a person's choice.
+    /// Samples the machine, or the one below `root`. The journal in `state_directory` tells our changes from choices.
     ///
     /// # Errors
-    /// The machine or its processes can not be described.
+    /// The machine or its processes cannot be described.
     pub fn begin(root: Option<&Path>, state_directory: &Path) -> Result<Self, PlatformError> {
         let root = root.map_or_else(Root::default, Root::new);
         let mut platform = LinuxPlatform::new(root.clone());
@@ -315,7 +311,7 @@ impl Observer {
             state_directory: state_directory.to_owned(),
         };
         observer.scan()?;
-        // Who is busy is known from the second scan on.
+        // CPU use needs a second scan.
         observer.clock.sleep(RANKING);
         observer.scan()?;
         observer.look_at_nodes();
@@ -328,7 +324,7 @@ impl Observer {
     }
 
     fn scan(&mut self) -> Result<(), PlatformError> {
-        // A journal that cannot be read says nothing; `homeostat doctor` tells of it.
+        // Ignore an unreadable journal; `homeostat doctor` reports it.
         let in_force = journal::read(&self.state_directory)
             .map(|recovered| recovered.owed)
             .unwrap_or_default();
@@ -357,7 +353,6 @@ impl Observer {
         self.nodes.look(&ids, self.platform.locality().shape(), now)
     }
 
-    /// The wanted workloads, largest first, and how many were left out.
     fn choose(&self, wanted: &Wanted) -> (Vec<Workload>, u32) {
         match wanted {
             Wanted::One(id) => (
@@ -389,10 +384,10 @@ impl Observer {
         }
     }
 
-    /// Watches for so long and tells what was seen. `go_on` is asked several times a second; false ends it early.
+    /// Watches for the given time and reports. `go_on` is asked several times a second; false ends it early.
     ///
     /// # Errors
-    /// The processes can not be listed any more; or the one workload that was wanted has gone.
+    /// The processes cannot be listed any more, or the wanted workload has gone.
     pub fn watch(
         &mut self,
         wanted: &Wanted,
@@ -400,12 +395,12 @@ impl Observer {
         go_on: impl Fn() -> bool,
     ) -> Result<Locality, PlatformError> {
         let (chosen, _) = self.choose(wanted);
-        // The first look at each begins its counts, and reads the memory of the largest processes.
+        // The first sample starts the counts and reads the memory of the largest processes.
         let mut fresh = false;
         for workload in &chosen {
             if self.begun.insert(workload.id.clone()) {
                 fresh = true;
-                // Why it can not be looked at is told at the end.
+                // The end reports failures.
                 let _ = self.platform.look_at_places(&workload.id);
             }
         }
@@ -434,7 +429,7 @@ impl Observer {
         let interval = self.clock.now().saturating_sub(self.since).as_secs_f64();
         let (activity, balancing) = self.look_at_nodes();
         let (chosen, left_out) = match wanted {
-            // Who was watched is shown, even if others are larger by now; who has ended is not.
+            // Show the watched workloads even if others are larger by now, but no ended ones.
             Wanted::Largest(_) => {
                 let (_, left_out) = self.choose(wanted);
                 (chosen, left_out)
@@ -598,8 +593,7 @@ impl Observer {
     }
 }
 
-/// Shares of the accesses to the own node, to near nodes and to far ones, if every thread used all memory alike; `None`
-/// without load or memory.
+/// Shares of accesses by distance, if every thread used all memory alike. `None` without load or memory.
 fn accesses(places: &Places, node_of: &BTreeMap<LlcId, NodeId>, groups: &[Vec<NodeId>]) -> Option<[f64; 3]> {
     let load = places.cpus();
     let memory = places.resident().0 as f64;

@@ -1,20 +1,20 @@
-//! Text that may go to a terminal or a log. Programs choose their own names, and a name may hold what moves the cursor,
-//! recolours the screen or begins a line that looks like one of ours.
+//! Text for a terminal or a log. Programs choose their names, and a name may move the cursor, recolour the screen or
+//! begin a line that looks like ours.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
 use unicode_width::UnicodeWidthChar;
 
-/// Beginnings of the escape sequences that our own painting uses, after the escape character.
+/// Our colours' escape sequences, after the escape character.
 const PAINT: [&str; 6] = ["[0m", "[1m", "[31m", "[32m", "[33m", "[36m"];
 
-/// Letters and symbols that are drawn as nothing, which neither their category nor their width tells.
+/// Letters and symbols drawn as nothing, which neither category nor width reveals.
 const BLANK: [char; 2] = ['\u{115f}', '\u{2800}'];
 
-/// Whether a terminal obeys the character, or a reader cannot see that it is there: everything that is not a letter, mark, number,
-/// punctuation or symbol (controls, directions of writing, line breaks and blanks of other kinds than ours, private and unassigned
-/// characters), and what takes no room (joiners, fillers, variation selectors and all else that may be ignored when drawn).
+/// Whether a terminal obeys the character, or a reader cannot see it. Hostile is everything but letters, marks,
+/// numbers, punctuation and symbols: controls, text direction, other line breaks and blanks, private and unassigned
+/// characters. So is everything without width: joiners, fillers, variation selectors.
 fn is_hostile(c: char) -> bool {
     if c.is_ascii() {
         return c.is_control() && c != '\n';
@@ -27,8 +27,7 @@ fn is_hostile(c: char) -> bool {
         || BLANK.contains(&c)
 }
 
-/// The text with everything that a terminal would obey spelled out (`\u{1b}`), line breaks excepted. With `painted`
-/// our own colours stay.
+/// The text with terminal controls spelled out (`\u{1b}`), except line breaks. `painted` keeps our colours.
 pub fn for_terminal(text: &str, painted: bool) -> Cow<'_, str> {
     if !text.contains(is_hostile) {
         return Cow::Borrowed(text);
@@ -46,9 +45,9 @@ pub fn for_terminal(text: &str, painted: bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON text with the same characters escaped as JSON does it. Its own structure has none of them.
+/// JSON text with the same characters escaped as JSON does it.
 pub fn for_json(text: &str) -> Cow<'_, str> {
-    // DEL is one that JSON permits.
+    // JSON permits DEL.
     if !text.contains(is_hostile) {
         return Cow::Borrowed(text);
     }
@@ -65,8 +64,7 @@ pub fn for_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// One entry of a log: as for a terminal, and a line break only where our own texts have one, before an indented line.
-/// So no name can begin an entry.
+/// One log entry: as for a terminal, with line breaks only before our indented lines. So no name can begin an entry.
 pub fn for_log(text: &str) -> Cow<'_, str> {
     let text = for_terminal(text, false);
     let breaks_out = |text: &str, at: usize| text.get(at + 1..).is_some_and(|rest| !rest.starts_with("  "));

@@ -8,27 +8,24 @@ use homeostat_model::Bytes;
 use homeostat_sensors::processes::{parse_stat, parse_wait};
 use rustix::mm::MlockAllFlags;
 
-/// Score of the out-of-memory killer: −500 of −1000..1000 halves our badness; we hold the undo of every change.
+/// Score for the out-of-memory killer: −500 of −1000..1000 halves our badness, because homeostat holds every undo.
 const OOM_SCORE_ADJ: &str = "-500";
-/// Heap by which the loop may grow without a page fault. Measured (`cargo test -p homeostat-cli --test memory`): a trial takes
-/// 0.2 MiB.
+/// Heap that the loop may use without a page fault. Measured (`homeostat-cli --test memory`): a trial takes 0.2 MiB.
 const HEAP_RESERVE: usize = 1 << 20;
-/// Code that is kept in memory at most: a build without optimisation has 30 MiB.
+/// Most code kept in memory: a build without optimisation has 30 MiB.
 const CODE_MAX: usize = 64 << 20;
-/// Nice value: our loop is short, and late when everybody else is busy.
+/// Nice value: the loop is short, and late when the machine is busy.
 const NICE: i32 = -5;
 
-/// Locks memory as far as the settings want and the kernel permits: what is used stays, what is freed stays with the
-/// allocator, and code, stack and some heap are there before they are needed. Called by the thread that runs the loop.
-/// Returns what was refused, for people.
+/// Locks memory as the settings want and the kernel permits. Used memory stays, freed memory stays with the allocator,
+/// and code, stack and some heap are ready. Called by the loop's thread. Returns refusals for people.
 ///
-/// Only after the capabilities were probed: the probe of the undo splits a large page of our own, and the kernel
-/// refuses MADV_COLD on locked memory (EINVAL, `madvise(2)`), so a locked daemon would believe that the machine can
-/// not undo.
+/// Call it after probing the capabilities: the probe of the undo splits a large page of our own. The kernel refuses
+/// MADV_COLD on locked memory (EINVAL, `madvise(2)`), so a locked daemon would believe that the machine cannot undo.
 pub fn lock_memory(service: &Service) -> Vec<String> {
     let mut refused = Vec::new();
     if service.lock_memory {
-        // ONFAULT: lock what is used, do not fault in what is only mapped.
+        // ONFAULT: lock used pages, do not fault in the rest.
         let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
         if let Err(e) = rustix::mm::mlockall(flags) {
             refused.push(format!(
@@ -41,7 +38,7 @@ pub fn lock_memory(service: &Service) -> Vec<String> {
                 Bytes(CODE_MAX as u64)
             ));
         }
-        // Of use without the lock, too: what is not given back is not asked for again.
+        // Also useful without the lock: kept memory need not be requested again.
         if residence::keep_heap() && !residence::touch_heap(HEAP_RESERVE) {
             refused.push(format!(
                 "{} of memory are not to be had in advance: what homeostat needs when memory is short it may have to wait for",
@@ -53,20 +50,20 @@ pub fn lock_memory(service: &Service) -> Vec<String> {
     refused
 }
 
-/// Whether a process is ending: it was killed, or is on its way out, or is gone. What it has locked comes free in a moment.
+/// Whether a process was killed, is exiting or is gone, so that its locks come free in a moment.
 pub fn is_ending(pid: u32) -> bool {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
     match (read("stat"), read("status")) {
         (Ok(stat), Ok(status)) => stat_tells_of_end(&stat) || is_killed(&status),
         (Err(e), _) | (_, Err(e)) => {
-            // ESRCH: it went while it was read.
+            // ESRCH: the process ended during the read.
             e.kind() == std::io::ErrorKind::NotFound
                 || e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
         }
     }
 }
 
-/// A zombie, dead, or with the kernel's mark of a process that exits.
+/// A zombie, dead, or marked as exiting by the kernel.
 fn stat_tells_of_end(stat: &str) -> bool {
     /// `PF_EXITING` (include/linux/sched.h).
     const EXITING: u64 = 4;
@@ -79,7 +76,7 @@ fn stat_tells_of_end(stat: &str) -> bool {
     matches!(state, Some("Z" | "X")) || flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
-/// SIGKILL waits for the process or its first thread, which has not come to it yet.
+/// SIGKILL is pending for the process or its first thread.
 fn is_killed(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (rustix::process::Signal::KILL.as_raw() - 1);
     status
@@ -92,7 +89,7 @@ fn is_killed(status: &str) -> bool {
         .any(|set| set & SIGKILL != 0)
 }
 
-/// What the kernel made the thread that runs the loop wait for since it began.
+/// Waits that the kernel imposed on the loop's thread since it began.
 pub struct OwnWaits {
     stat: Kept,
     schedstat: Kept,
@@ -100,12 +97,11 @@ pub struct OwnWaits {
     start: Waits,
 }
 
-/// Counters of one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Waits {
     faults_minor: u64,
     faults_major: u64,
-    /// Nanoseconds in which it wanted to run and had no CPU.
+    /// Nanoseconds in which it was ready and had no CPU.
     for_cpu: u64,
 }
 
@@ -145,7 +141,7 @@ impl OwnWaits {
     }
 }
 
-/// Raises the priority as far as the settings want and the kernel permits. Returns what was refused, for people.
+/// Raises the priority as the settings want and the kernel permits. Returns refusals for people.
 pub fn raise_priority(service: &Service) -> Vec<String> {
     let mut refused = Vec::new();
     if service.raise_priority {
@@ -161,11 +157,10 @@ pub fn raise_priority(service: &Service) -> Vec<String> {
     refused
 }
 
-/// Whether this process may change programs of others: it holds what every change takes, whatever the strategy. What only some
-/// strategies need is told by the probe of their capability.
+/// Whether this process has the rights for any change. Capability probes report the rights of single strategies.
 ///
 /// # Errors
-/// The rights that are missing; none is named where it has no right of root's at all.
+/// The missing rights; empty if it has no root right at all.
 pub fn may_change_others() -> Result<(), Vec<&'static str>> {
     use rustix::thread::{CapabilitySet, capabilities};
     let has = capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
@@ -177,8 +172,8 @@ pub fn may_change_others() -> Result<(), Vec<&'static str>> {
     }
 }
 
-/// What every change takes and is not among these rights: other processes are looked into (`ptrace(2)`: `/proc/PID/exe`, `maps`,
-/// `io`), and what their owners wish is read (`/proc/PID/environ`, which only the owner may open without a right).
+/// Missing rights among those of every change: inspecting other processes (`ptrace(2)`: `/proc/PID/exe`, `maps`, `io`),
+/// and reading their owners' wishes (`/proc/PID/environ`, otherwise only for the owner).
 fn missing_of(has: rustix::thread::CapabilitySet) -> Vec<&'static str> {
     use rustix::thread::CapabilitySet;
     let reads_all = CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE;
@@ -194,11 +189,10 @@ fn missing_of(has: rustix::thread::CapabilitySet) -> Vec<&'static str> {
         .collect()
 }
 
-/// Files that may be open: the meters of a busy host and the watch over settings need some hundred each.
+/// Open file limit: meters of a busy host and the watch over settings need some hundred each.
 const FILES: u64 = 8192;
 
-/// Raises the soft limit of open files towards [`FILES`], as far as the hard one allows. Nothing is lost where it cannot
-/// be: what needs more files then says so.
+/// Raises the soft limit of open files towards [`FILES`]. A failure does no harm: later users report it.
 pub fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

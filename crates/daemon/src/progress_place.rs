@@ -1,7 +1,5 @@
-//! The directory in which programs of all users publish progress counters: a file system of its own with a limited size, so that
-//! nobody can fill `/run` through it.
-//!
-//! In the service's sandbox a mount would stay inside; there the unit makes it before the daemon starts.
+//! The directory in which programs publish progress counters: a file system of limited size, so that no user can fill
+//! `/run`. In the service's sandbox a mount would stay inside, so the unit makes it before the daemon starts.
 
 use homeostat_meters::MeterSettings;
 use rustix::mount::{MountFlags, mount};
@@ -9,14 +7,13 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-/// Size and files. Source: a file has at most nine pages (`homeostat_progress::layout`), and four are plenty for most, so there is
-/// room for some hundred programs.
+/// Size and files. Most programs' files have up to four pages, at most nine (`homeostat_progress::layout`).
 const OPTIONS: &std::ffi::CStr = c"size=4m,nr_inodes=1024,mode=1777";
 
-/// Makes the directory if it is the usual one and this process is root. Returns what people should know.
+/// Makes the directory if it is the usual one and this process is root. Returns warnings for people.
 pub fn make(settings: &MeterSettings) -> Option<String> {
     let directory = &settings.progress_directory;
-    // Another directory is its owner's business.
+    // Its owner makes another directory.
     if *directory != MeterSettings::default().progress_directory || !rustix::process::geteuid().is_root() {
         return None;
     }
@@ -33,7 +30,7 @@ pub fn make(settings: &MeterSettings) -> Option<String> {
     }
 }
 
-/// False when there is a directory that all may write to, and that cannot be replaced since it is in use.
+/// False for a world-writable directory that is in use and cannot be replaced.
 fn make_at(directory: &Path) -> io::Result<bool> {
     let device = |path: &Path| std::fs::symlink_metadata(path).map(|about| about.dev());
     let parent = directory.parent().unwrap_or(Path::new("/"));

@@ -1,4 +1,4 @@
-//! Recordings of the mind: made by `homeostat record` and `homeostat run --record`, replayed anywhere.
+//! Engine recordings, made by `homeostat record` and `homeostat run --record` and replayed anywhere.
 
 pub use homeostat_runtime::recording::{Difference, EndReason, Ending, LIMIT_DEFAULT, Replay};
 pub use homeostat_runtime::{Recorder, RecordingError};
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// Replays a recording with the strategies of this program. Touches nothing but the file.
+/// Replays a recording with this program's strategies. Touches only the file.
 ///
 /// # Errors
 /// The file cannot be read, is no recording, or is damaged in the middle.
@@ -18,8 +18,7 @@ pub fn replay(path: &Path) -> Result<Replay, RecordingError> {
     homeostat_runtime::recording::replay(BufReader::new(file), homeostat_strategies::all())
 }
 
-/// Replays a recording and hands over what the daemon would have shown: its state every `every_s` seconds of recorded
-/// time, and the lines that it told since the last time. Touches nothing but the file.
+/// Replays a recording as the daemon's view: the state every `every_s` seconds, and the lines since.
 ///
 /// # Errors
 /// As [`replay`].

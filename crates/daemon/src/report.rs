@@ -1,5 +1,5 @@
-//! The stable JSON shapes of what the command line reads without the daemon: the doctor's findings and the past.
-//! The same rules as in [`crate::api`] hold.
+//! The stable JSON shapes of what the command line reads without the daemon: the doctor's findings and the past. The
+//! same rules as in [`crate::api`] hold.
 
 use crate::api::{Effect, SCHEMA, Switch, finite};
 pub use homeostat_model::Capability;
@@ -16,11 +16,11 @@ pub struct StrategyState {
     pub id: String,
     /// One line for people.
     pub summary: String,
-    /// Why this machine can not do it; absent when it can.
+    /// Why this machine cannot do it; absent when it can.
     pub refused: Option<String>,
 }
 
-/// What the doctor found (`homeostat doctor --json`).
+/// The doctor's findings (`homeostat doctor --json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Version of these shapes.
@@ -43,13 +43,13 @@ pub struct Diagnosis {
     pub capabilities: Vec<Capability>,
     /// The strategies.
     pub strategies: Vec<StrategyState>,
-    /// Whether a daemon that starts now would act; absent where this user may not know, and for another machine.
+    /// Whether a daemon started now would act; absent if this user may not know, and for another machine.
     #[serde(default)]
     pub switch: Option<Switch>,
 }
 
 impl Diagnosis {
-    /// What was probed, and what each strategy makes of it.
+    /// The probed machine, with each strategy's answer.
     pub fn new(machine: &Machine, strategies: Vec<StrategyState>) -> Self {
         let mut capabilities = machine.capabilities.clone();
         capabilities.sort_by(|a, b| a.id.cmp(&b.id));
@@ -81,8 +81,8 @@ pub struct Block {
     pub index: u32,
     /// Whether the change was on.
     pub on: bool,
-    /// Start of the measured part: seconds since the machine booted (CLOCK_MONOTONIC), so that a block can be laid beside what others
-    /// have written down at the same time. Absent in what an earlier homeostat has written.
+    /// Start of the measured part, in seconds since boot (CLOCK_MONOTONIC), to compare a block with other logs. Absent
+    /// in records of an earlier homeostat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_from_s: Option<f64>,
     /// Length of the measured part.
@@ -115,7 +115,7 @@ pub struct PastExperiment {
     pub fingerprint: Fingerprint,
     /// The machine's identity.
     pub machine: String,
-    /// What was changed and why.
+    /// The change and its reason.
     pub hypothesis: String,
     /// Gain predicted.
     pub predicted: Effect,
@@ -123,7 +123,7 @@ pub struct PastExperiment {
     pub meter: MeterId,
     /// Objective in words.
     pub objective: String,
-    /// Seed of the coins.
+    /// Seed of the random assignment.
     pub seed: u64,
     /// Level of the test.
     pub alpha: f64,
@@ -141,7 +141,7 @@ pub struct PastExperiment {
     pub reason: String,
     /// Estimate.
     pub effect: Option<Effect>,
-    /// What was seen of the spans of those that were tried: how long their threads worked at once.
+    /// Run-to-block times of the tried workloads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<TrialSpans>,
     /// Whether meters of kernel work by which it was judged kept their meaning.
@@ -162,7 +162,7 @@ pub struct PastExperiment {
 /// How long the threads of a workload ran in a trial from the end of a wait to the next wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialSpans {
-    /// Whose.
+    /// The workload.
     pub workload: String,
     /// In a sentence.
     pub text: String,
@@ -179,7 +179,7 @@ pub struct TrialSpans {
     pub p99: Option<SpanChange>,
 }
 
-/// How long a share of the spans was with the change and without.
+/// Length of a share of the spans with and without the change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpanChange {
     /// With it (seconds).
@@ -215,16 +215,16 @@ impl From<&homeostat_model::SpansAccount> for TrialSpans {
     }
 }
 
-/// What was seen of the ratio of a kind of kernel work that judged to the kind that had confirmed it.
+/// Validity of a kernel meter in a trial: its ratio to the second meter that had confirmed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialMeaning {
-    /// Whose.
+    /// The workload.
     pub workload: String,
     /// In a sentence.
     pub text: String,
     /// The kind that judged.
     pub judge: String,
-    /// The kind that was read beside it, or was to be.
+    /// The second meter's kind.
     pub beside: String,
     /// Why the two could not be compared, or not to the end; absent where they were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -240,7 +240,7 @@ pub struct TrialMeaning {
     /// Slots of a rollout in which both were read; the blocks are those of its round trips.
     #[serde(default)]
     pub slots: u32,
-    /// By how much the ratio moves with the share of the change that is in force in these, for all of it.
+    /// How far the ratio moves with the share of the change in force, for the whole change.
     #[serde(default)]
     pub staged: Option<Effect>,
 }

@@ -1,7 +1,5 @@
-//! The loop of the daemon: let the runtime do what is due, publish, tell, wait, and take what people ask.
-//!
-//! One thread runs the loop and owns the runtime. Requests of the control socket and signals come through one
-//! bounded channel, on which the loop waits until the runtime wants to be woken.
+//! The loop of the daemon: run the due work, publish, log, wait, and take requests. One thread runs the loop and owns
+//! the runtime. Requests and signals come through one bounded channel. The loop waits on it until the wake-up time.
 
 use crate::api::StoryLine;
 use crate::board::{self, Board};
@@ -25,48 +23,45 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Requests that may wait for the loop.
 const QUEUE: usize = 16;
-/// How long a stop may take. What is not undone by then stays in the journal, and `homeostat restore` undoes it.
+/// Time limit of a stop. The rest stays in the journal for `homeostat restore`.
 pub const STOP_PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
-/// Longest time between two publications of the view.
 const PUBLISH_EVERY: Nanoseconds = Nanoseconds::from_secs(board::PUBLISH_EVERY.as_secs());
-/// … and so often while the first look is to be told.
+/// … and at first, until the first sample is reported.
 const PUBLISH_EVERY_AT_FIRST: Nanoseconds = Nanoseconds::from_secs(1);
-/// What waits to be written down or said again is looked at this often.
+/// Retry period for notes and repeated messages.
 const AGAIN: Nanoseconds = Nanoseconds::from_secs(1);
-/// What failed in the probe of the machine for a passing reason (memory short) is probed again this often.
+/// Period for probing again what failed for a passing reason (memory short).
 const PROBE_EVERY: Nanoseconds = Nanoseconds::from_secs(180);
-/// A machine whose CPUs or nodes have come or gone is probed again at most this often.
+/// Shortest time between two probes of a machine with changing CPUs or nodes.
 const PROBE_CHANGED_EVERY: Nanoseconds = Nanoseconds::from_secs(10);
-/// Longest wait, so that a wrong wake-up time can not put the daemon to sleep for ever.
+/// Longest wait, so that a wrong wake-up time cannot stall the daemon for ever.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What the loop drives: the runtime, or a stand-in in tests.
+/// The loop's subject: the runtime, or a stand-in in tests.
 pub trait Driven {
-    /// Does what is due: the lines to tell, when to call again (time since boot), and whether all is over.
+    /// Does the due work. Returns new lines, the next call (time since boot), and whether all is over.
     fn turn(&mut self) -> Turn;
     /// Passes on what a person asked for.
     fn operator(&mut self, request: OperatorRequest);
     /// The state for people.
     fn view(&self) -> Status;
-    /// The machine, probed again, if something failed in the last probe for a reason that may pass by itself, or the
-    /// machine has changed since.
+    /// The machine, probed again if a failure may have passed or the machine has changed.
     fn probe_again(&mut self) -> Option<Machine>;
     /// Whether CPUs or nodes have come or gone since the last probe.
     fn machine_changed(&mut self) -> bool {
         false
     }
-    /// Somebody else has written this setting: what homeostat did with it goes. The numbers of those changes.
+    /// Withdraws homeostat's changes to a setting that somebody else has written. Returns their numbers.
     fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
         let _ = (path, why);
         Vec::new()
     }
-    /// How well contained readers have been kept small.
+    /// How well readers were limited.
     fn kept_small(&mut self) -> KeptSmall {
         KeptSmall::default()
     }
-    /// What was done beside the changes themselves since the last time, and for whom.
+    /// Actions besides the changes since the last call, with their workloads.
     fn told(&mut self) -> Vec<(WorkloadId, String)> {
         Vec::new()
     }
@@ -122,14 +117,14 @@ impl<C: Clock> Driven for Runtime<LinuxPlatform, C> {
 pub enum Ended {
     /// Everything is settled.
     Settled,
-    /// The patience ran out, or a person asked twice: so many changes may still be in force. The journal has them.
+    /// The time was up, or a person asked twice: this many changes may still be in force. The journal has them.
     Unsettled {
         /// Changes in force.
         in_force: usize,
     },
 }
 
-/// What reaches the loop from outside.
+/// An input of the loop.
 pub enum Message {
     /// A request of the control socket.
     Errand(Errand),
@@ -201,29 +196,29 @@ impl Drop for Signals {
 
 /// The loop and what it needs.
 pub struct Service<'a> {
-    /// What is driven.
+    /// The loop's subject.
     pub driven: &'a mut dyn Driven,
     /// Time.
     pub clock: &'a dyn Clock,
-    /// Where state is published.
+    /// Destination of the state.
     pub board: Arc<Board>,
     /// Requests and signals.
     pub inbox: Receiver<Message>,
     /// The service manager.
     pub manager: Manager,
-    /// Where lines go.
+    /// The destination of lines.
     pub log: Log,
     /// The settings in force; of the policy, [`Standing::policy`] makes what the engine gets.
     pub settings: Settings,
     /// Whether it may act.
     pub standing: Standing,
-    /// Where they came from, for a reload.
+    /// Their sources, for a reload.
     pub sources: Sources,
     /// Notes of the start (memory not locked …), shown in the status.
     pub notes: Vec<String>,
-    /// Says what the first look saw; `None` when nobody wants to know.
+    /// Reports the first sample; `None` if not wanted.
     pub first_look: Option<FirstLook>,
-    /// What others changed of the kernel's settings; `None` when they are not watched.
+    /// Others' changes of kernel settings; `None` when they are not watched.
     pub book: Option<Book>,
     /// The machine's lock.
     pub sole: Sole,
@@ -242,7 +237,7 @@ impl Service<'_> {
         }
         self.board.set_notes(self.notes.clone());
         self.board.set_switch(self.standing.shown());
-        // Of this thread, which is the loop's.
+        // Of this thread: it runs the loop.
         let mut waits = OwnWaits::begin();
         self.publish(&mut waits);
         self.manager.tell("READY=1");
@@ -272,7 +267,7 @@ impl Service<'_> {
             if turn.finished {
                 return Ended::Settled;
             }
-            // A CPU or node that came or went is looked at soon, but a machine that keeps changing not all the time.
+            // Probe soon after a CPU or node change, but not all the time on a machine that keeps changing.
             let since = now.saturating_sub(probed);
             let changed = since >= PROBE_CHANGED_EVERY && self.driven.machine_changed();
             if stopping.is_none() && (since >= PROBE_EVERY || changed) {
@@ -302,7 +297,7 @@ impl Service<'_> {
             if let Some(period) = self.manager.watchdog {
                 let period = Nanoseconds(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
                 if now.saturating_sub(watched) >= period {
-                    // What was not taken is said again soon, not when it is too late.
+                    // Repeat soon what was not taken, before the watchdog acts.
                     watched = if self.manager.tell("WATCHDOG=1") {
                         now
                     } else {
@@ -317,7 +312,7 @@ impl Service<'_> {
                     let answer = self.obey(&mut repetition, &errand.ask);
                     self.publish(&mut waits);
                     published = self.clock.now();
-                    // The caller may have given up meanwhile; the request is carried out all the same.
+                    // Carry the request out even if the caller has given up.
                     let _ = errand.answer.try_send(answer);
                 }
                 Ok(Message::Reload) => {
@@ -344,7 +339,7 @@ impl Service<'_> {
                     self.driven.operator(OperatorRequest::Stop { keep });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // Nobody can ask any more; signals are gone too. Only a bug could do that: restore and end.
+                // Only a bug closes the channel, and signals are lost too: restore and end.
                 Err(RecvTimeoutError::Disconnected) if stopping.is_none() => {
                     stopping = Some(now);
                     self.driven.operator(OperatorRequest::Stop { keep: false });
@@ -354,10 +349,10 @@ impl Service<'_> {
         }
     }
 
-    /// The person wins: ours is withdrawn, theirs stays, and it is told.
+    /// Withdraws our change, keeps the person's value, and reports it.
     fn yield_settings(&mut self, repetition: &mut Repetition, writes: &[ForeignWrite]) {
         for write in writes {
-            // A value that was only found, and not told by the kernel with its writer, may be our own.
+            // A value found without a writer reported by the kernel may be our own.
             if write.by.is_none() && self.driven.wrote_setting(&write.path, &write.to) {
                 continue;
             }
@@ -372,7 +367,7 @@ impl Service<'_> {
                 Some(book) => book.note(write, now, unix),
                 None => Some(String::new()),
             };
-            // What costs homeostat a change of its own is always told.
+            // Always report the loss of a change of ours.
             if said.is_some() || !gone.is_empty() {
                 self.tell(repetition, &host_story(text, !gone.is_empty()));
             }
@@ -388,7 +383,7 @@ impl Service<'_> {
         Ended::Unsettled { in_force }
     }
 
-    /// What could not be done at the start because memory was short, for example, must not be off for ever.
+    /// Probes again, so that a failure at start (memory short) is not permanent.
     fn probe_again(&mut self, repetition: &mut Repetition) {
         let Some(machine) = self.driven.probe_again() else {
             return;
@@ -396,7 +391,7 @@ impl Service<'_> {
         let before = self.driven.view().machine_refusals;
         self.driven
             .operator(OperatorRequest::Machine(Box::new(machine.clone())));
-        // The mind takes it in its next turn; people are told now.
+        // The engine takes it in its next turn; answer now.
         let works = homeostat_strategies::all()
             .iter()
             .filter(|s| s.usable(&machine, self.settings.policy.profile).is_ok())
@@ -472,16 +467,16 @@ impl Service<'_> {
             }
             Ask::Switch(on) => self.switch(repetition, *on),
             Ask::Reload => self.reload(repetition),
-            // It is published before the answer is sent.
+            // Publish before the answer.
             Ask::Look => Answer::Taken,
         }
     }
 
-    /// Sets the switch: it is on the disk before anything is undone or tried.
+    /// Sets the switch. The disk has it before anything is undone or tried.
     fn switch(&mut self, repetition: &mut Repetition, on: bool) -> Answer {
         let actions: Vec<u64> = self.driven.view().in_force.iter().map(|c| c.action.0).collect();
         let before = self.standing.policy(&self.settings.policy);
-        // Who only advised may not have the machine for itself.
+        // A daemon that only advised may not have the machine for itself.
         let sole = match on {
             true => self.sole.ensure(&self.settings.policy).map_err(|e| e.to_string()),
             false => Ok(None),
@@ -491,7 +486,7 @@ impl Service<'_> {
             set.map(|changed| (changed, note)).map_err(|e| e.to_string())
         });
         let after = self.standing.policy(&self.settings.policy);
-        // What could not be undone the last time is tried again.
+        // Try again what could not be undone.
         if before != after || (!on && !actions.is_empty()) {
             self.driven
                 .operator(OperatorRequest::Configure(Box::new(after.clone())));
@@ -533,7 +528,7 @@ impl Service<'_> {
                     }
                     Answer::Reloaded(notes)
                 }
-                // What it was told to be it may not be beside another one.
+                // The new policy must not run together with another daemon.
                 Err(e) => Answer::BadConfiguration(e.to_string()),
             },
             Err(errors) => Answer::BadConfiguration(errors.to_string()),
@@ -542,7 +537,7 @@ impl Service<'_> {
         answer
     }
 
-    /// Puts new settings in force; returns what must wait for a restart.
+    /// Applies new settings. Returns those that must wait for a restart.
     fn take_over(&mut self, repetition: &mut Repetition, loaded: Loaded) -> Vec<String> {
         let mut new = loaded.settings;
         if !loaded.seed_given {
@@ -594,7 +589,6 @@ impl Service<'_> {
     }
 }
 
-/// A line about the host.
 pub(crate) fn host_story(text: String, warning: bool) -> Story {
     Story {
         workload: None,

@@ -1,11 +1,10 @@
 //! The configuration: one optional TOML file and its drop-ins, checked with the line and the remedy.
 //!
-//! Every setting has a default, so that no file is needed. Layers, later ones win: the defaults, the main file,
-//! the drop-ins in the order of their names, `--set` on the command line. Lists of rules (`[[policy.workloads]]`)
-//! are joined instead, those of later layers first, because the first rule that matches wins.
+//! Every setting has a default. Later layers win: defaults, main file, drop-ins by name, `--set` on the command line.
+//! Rule lists (`[[policy.workloads]]`) are joined, later layers first, because the first matching rule wins.
 //!
-//! The text of `homeostat config default` and of `docs/configuration.md` is made from the types: names and values
-//! from the serialised defaults, words from the doc comments of the fields. So neither can fall behind.
+//! The types generate `homeostat config default` and `docs/configuration.md`: names and values from the serialised
+//! defaults, texts from the fields' doc comments. So both stay current.
 
 mod catalogue;
 pub mod muted;
@@ -25,16 +24,15 @@ use toml::de::{DeTable, DeValue};
 
 pub use catalogue::{Section, SettingText, default_file, introduction, markdown, of_strategies, reference};
 
-/// The sections, in the order in which people meet them.
+/// The sections, in the order of the documentation.
 const SECTIONS: [&str; 6] = ["paths", "control", "service", "metrics", "meters", "policy"];
-/// Where the main file is when nobody names another.
+/// Default path of the main file.
 pub const MAIN_FILE: &str = "/etc/homeostat/homeostat.toml";
-/// Largest configuration file that is read: far more than anybody writes, and a bound.
+/// Largest configuration file: far above any real one.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
-/// Most drop-ins that are read.
 const DROP_INS_MAX: usize = 256;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -148,10 +146,10 @@ impl Settings {
     }
 }
 
-/// Where the settings come from.
+/// Sources of the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// A file named on the command line; it must exist. Without it [`MAIN_FILE`] is read if it is there.
+    /// A file named on the command line; it must exist. Without it [`MAIN_FILE`] is read if present.
     pub file: Option<PathBuf>,
     /// `key=value` from the command line, in order; keys without a section belong to `policy`.
     pub set: Vec<String>,
@@ -168,11 +166,11 @@ pub struct SettingsError {
     pub column: usize,
     /// Setting, with dots; empty when unknown.
     pub key: String,
-    /// What stands there.
+    /// Its value.
     pub value: String,
-    /// What is wrong with it.
+    /// The fault.
     pub problem: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -216,20 +214,20 @@ impl fmt::Display for SettingsErrors {
 
 impl std::error::Error for SettingsErrors {}
 
-/// What was read.
+/// The result of reading.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The settings.
     pub settings: Settings,
     /// The files and `--set` arguments they come from, in order; empty = all defaults.
     pub layers: Vec<String>,
-    /// Whether the seed of the coins was chosen by a person.
+    /// Whether a person chose the seed of the random assignment.
     pub seed_given: bool,
-    /// Where `policy.mode` was written last; `None` = it is the default.
+    /// Last place of `policy.mode`; `None` = default.
     pub mode_from: Option<Place>,
 }
 
-/// Where a setting was written.
+/// The place of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// File, or `--set …`.
@@ -254,10 +252,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// How the name of a layer from the command line begins.
 const SET: &str = "--set ";
 
-/// One layer of configuration: its name and its text.
 struct Layer {
     name: String,
     text: String,
@@ -271,8 +267,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, SettingsErrors> {
     load_and(sources, Vec::new(), |_| Vec::new())
 }
 
-/// As [`load`], for a daemon that is to run here: also what this machine lacks is complained about. Whoever only looks for
-/// the daemon's files must not be kept from it by that.
+/// As [`load`], and complains about what this machine lacks: only for a daemon that is to run here.
 ///
 /// # Errors
 /// Every complaint that was found.
@@ -287,7 +282,7 @@ pub fn load_for_daemon(sources: &Sources) -> Result<Loaded, SettingsErrors> {
         });
         let passwords = settings.meters.redis_password_files.values();
         let passwords = passwords.filter_map(|file| {
-            // The file belongs to the user of its server; the way to it may not be another's.
+            // The file belongs to its server's user; only the path must be trusted.
             let wrong = file.parent().and_then(trust::distrust)?;
             Some((
                 "meters.redis_password_files".to_owned(),
@@ -299,11 +294,11 @@ pub fn load_for_daemon(sources: &Sources) -> Result<Loaded, SettingsErrors> {
     })
 }
 
-/// The files of the configuration that others than root may change: what stands there is done with root's rights.
+/// Configuration files that untrusted users may change: their content acts with root's rights.
 fn changeable_by_others(sources: &Sources) -> Vec<SettingsError> {
     let main = sources.file.clone().unwrap_or_else(|| PathBuf::from(MAIN_FILE));
     let drop_ins = main.with_extension("d");
-    // The directory counts also while it is empty.
+    // The directory counts even if empty.
     let files = [main, drop_ins.clone()]
         .into_iter()
         .chain(self::drop_ins(&drop_ins));
@@ -315,7 +310,7 @@ fn changeable_by_others(sources: &Sources) -> Vec<SettingsError> {
         .collect()
 }
 
-/// A complaint about a value: setting, problem, remedy.
+/// Setting, problem, remedy.
 type Complaint = (String, String, String);
 
 fn load_and(
@@ -404,7 +399,6 @@ fn read(file: &Path) -> Result<String, Box<SettingsError>> {
     })
 }
 
-/// The drop-ins in the order of their names.
 fn drop_ins(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return Vec::new();
@@ -418,7 +412,7 @@ fn drop_ins(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// `key=value` as a layer: the value is TOML where it can be, else text.
+/// `key=value` as a layer: the value is TOML if it parses, else text.
 fn set_layer(set: &str) -> Result<Layer, Box<SettingsError>> {
     let name = format!("{SET}{set}");
     let Some((key, value)) = set.split_once('=') else {
@@ -455,7 +449,7 @@ fn merge(
         }
     }
     let seed_given = merged.get("policy").and_then(|p| p.get("seed")).is_some();
-    // Each layer was well-typed by itself, so this can only fail when two layers together make no sense.
+    // Each layer has valid types, so only a contradiction between layers fails here.
     let settings: Settings = match toml::Value::Table(merged).try_into() {
         Ok(settings) => settings,
         Err(e) => {
@@ -477,7 +471,7 @@ fn merge(
     };
     let crossed = crossed(&settings);
     for (key, problem, remedy) in complaints(&settings).into_iter().chain(more(&settings)) {
-        // A bound that is itself a setting is complained about once, below, at the setting that a person wrote.
+        // Crossed bounds are reported once, below, at the setting that a person wrote.
         if !crossed.iter().any(|pair| pair.low == key || pair.high == key) {
             errors.push(place(layers, &key, problem, remedy));
         }
@@ -493,7 +487,6 @@ fn merge(
     })
 }
 
-/// Where a setting was written last.
 fn written_at(layers: &[Layer], key: &str) -> Option<Place> {
     layers.iter().rev().find_map(|layer| {
         let table = DeTable::parse(&layer.text).ok()?;
@@ -509,7 +502,7 @@ fn merge_table(into: &mut toml::Table, from: toml::Table, section: &str) {
     for (key, value) in from {
         match (into.get_mut(&key), value) {
             (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge_table(old, new, &key),
-            // Rules. Meters of a workload may be tables as well, and are replaced as other lists are.
+            // Rules join. Other lists are replaced, also meters of a workload that are tables.
             (Some(toml::Value::Array(old)), toml::Value::Array(mut new))
                 if section == "policy"
                     && key == "workloads"
@@ -525,7 +518,6 @@ fn merge_table(into: &mut toml::Table, from: toml::Table, section: &str) {
     }
 }
 
-/// Checks the syntax, the names and the types of one layer.
 fn check_layer(layer: &Layer) -> Result<toml::Table, Box<SettingsError>> {
     if let Err(e) = toml::from_str::<Settings>(&layer.text) {
         return Err(Box::new(explain(layer, &e)));
@@ -533,11 +525,10 @@ fn check_layer(layer: &Layer) -> Result<toml::Table, Box<SettingsError>> {
     toml::from_str::<toml::Table>(&layer.text).map_err(|e| Box::new(explain(layer, &e)))
 }
 
-/// How the meters of a workload are written.
 const METERS_REMEDY: &str = "write for example: [\"uprobe:shop:handle_order\"] or, to say what one count is, \
                              [{ meter = \"uprobe:shop:handle_order\", unit = \"order\" }]; what a count costs is measured";
 
-/// Turns an error of the parser into a complaint with a remedy.
+/// Turns a parser error into a complaint with a remedy.
 fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
     let span = error.span().unwrap_or(0..0);
     let (line, column) = position(&layer.text, span.start);
@@ -559,7 +550,7 @@ fn explain(layer: &Layer, error: &toml::de::Error) -> SettingsError {
             None => "`homeostat config default` shows every setting with its meaning".into(),
         }
     };
-    // The parser lists all known names after an unknown one; the remedy names the likely one instead.
+    // After an unknown name the parser lists all known names; the remedy names the likely one instead.
     let problem = match problem.split_once(", expected ") {
         Some((short, _)) if problem.contains("unknown field") => {
             short.replace("unknown field", "unknown setting")
@@ -618,7 +609,7 @@ fn position(text: &str, offset: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// The setting at a place of the text: its name with dots, and where its value stands.
+/// The setting at a place of the text: its dotted name, and the place of its value.
 fn key_at(table: &DeTable<'_>, span: &Range<usize>, prefix: &str) -> Option<(String, Range<usize>)> {
     for (key, value) in table {
         let name = if prefix.is_empty() {
@@ -657,14 +648,13 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end.max(b.start + 1) && b.start < a.end
 }
 
-/// Two settings in the wrong order: the first must not be above the second.
+/// Two settings in the wrong order: the first must not exceed the second.
 struct Crossed {
     low: &'static str,
     high: &'static str,
     values: (f64, f64),
 }
 
-/// Settings that bound each other, in the wrong order.
 fn crossed(settings: &Settings) -> Vec<Crossed> {
     let policy = &settings.policy;
     let trial = &policy.trial;
@@ -682,7 +672,7 @@ fn crossed(settings: &Settings) -> Vec<Crossed> {
             policy.washout_max_s,
         ),
         ("policy.trial.gate", trial.gate, "policy.trial.delta", trial.delta),
-        // What is held to the one would be refused by the other.
+        // The first bound would admit what the second refuses.
         (
             "meters.probe_cost_max",
             settings.meters.probe_cost_max,
@@ -701,7 +691,7 @@ fn crossed(settings: &Settings) -> Vec<Crossed> {
 }
 
 impl Crossed {
-    /// Names the one of the two that was written last, with the other's value.
+    /// Blames the setting that was written last and names the other's value.
     fn complaint(&self, layers: &[Layer]) -> SettingsError {
         let written = |key: &str| {
             layers.iter().enumerate().rev().find_map(|(i, layer)| {
@@ -728,7 +718,6 @@ impl Crossed {
     }
 }
 
-/// Complaints about values that have the right type.
 fn complaints(settings: &Settings) -> Vec<Complaint> {
     let mut found = Vec::new();
     let policy = &settings.policy;
@@ -824,7 +813,7 @@ fn complaints(settings: &Settings) -> Vec<Complaint> {
         }
     }
     for pattern in policy.one_owner.iter().flatten() {
-        // A rule that fits nobody would do nothing, without a word.
+        // A rule that matches nothing would be silently ignored.
         if pattern != "machine" && !pattern.contains([':', '*']) {
             found.push((
                 "policy.one_owner".into(),
@@ -837,7 +826,6 @@ fn complaints(settings: &Settings) -> Vec<Complaint> {
     found
 }
 
-/// Complaints about the meters that a person names.
 fn complaints_of_meters(meters: &MeterSettings) -> Vec<Complaint> {
     let mut found = Vec::new();
     let key = |pattern: &str| format!("meters.configured.{pattern}");
@@ -878,7 +866,7 @@ fn complaints_of_meters(meters: &MeterSettings) -> Vec<Complaint> {
     found
 }
 
-/// Complaints about settings of single strategies: what nobody reads switches nothing off.
+/// Complaints about settings of single strategies: an unread setting would switch nothing off.
 fn complaints_of_strategies(policy: &Policy) -> Vec<Complaint> {
     let strategies = homeostat_strategies::all();
     let mut found = Vec::new();
@@ -920,12 +908,11 @@ fn complaints_of_strategies(policy: &Policy) -> Vec<Complaint> {
     found
 }
 
-/// A name, or a whole path: what is between would be looked for in no directory.
+/// A name or a whole path: a relative path is searched in no directory.
 fn names_a_file(binary: &str) -> bool {
     !binary.is_empty() && (binary.starts_with('/') || !binary.contains('/'))
 }
 
-/// What is wrong with what a person calls one count.
 fn unit_complaint(unit: &str) -> Option<&'static str> {
     if unit.trim().is_empty() {
         Some("is blank")
@@ -974,7 +961,6 @@ fn meter_complaint(meter: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Puts a complaint where the setting was written last.
 fn place(layers: &[Layer], key: &str, problem: String, remedy: String) -> SettingsError {
     for layer in layers.iter().rev() {
         let Ok(table) = DeTable::parse(&layer.text) else {

@@ -1,5 +1,5 @@
-//! Whether the daemon may act: the switch of the state directory, the configuration, the command line. It knows the mode that is
-//! in force, and says it in words.
+//! Whether the daemon may act: the switch in the state directory, the configuration and the command line decide. It
+//! knows the mode in force and its wording.
 
 use crate::api;
 use crate::settings::{Place, Policy};
@@ -7,23 +7,21 @@ use homeostat_engine::Mode;
 use homeostat_store::switch::{self, Switch, SwitchError};
 use std::path::{Path, PathBuf};
 
-/// The command that lets homeostat act.
 const ON: &str = "homeostat on";
-/// The command that keeps it from that.
 const OFF: &str = "homeostat off";
 
 /// The switch as the daemon knows it.
 #[derive(Clone, Debug)]
 pub struct Standing {
     state_directory: PathBuf,
-    /// `None`: it was never set, so it does not keep anybody from acting.
+    /// `None`: never set, so it stops nobody from acting.
     switch: Option<Switch>,
     mode: Mode,
     mode_from: Option<Place>,
 }
 
-/// Records the position with which a package is installed, where none was ever recorded: off, so that a new installation only
-/// advises. A state directory in which an earlier version has acted stays on; one in which it has only advised does not.
+/// Records the first position for an installed package: off, so that a new installation only advises. A state directory
+/// of an earlier version stays on if that version has acted.
 ///
 /// # Errors
 /// [`SwitchError`]; a daemon that was to advise first must not run then.
@@ -45,8 +43,7 @@ impl Standing {
         }
     }
 
-    /// Looks at the file again: off by another way than this daemon's socket holds, too. On does not: what this daemon was told may
-    /// not have been recorded.
+    /// Reads the file again. Off holds however it was set; on does not, since an off may not have been recorded.
     pub fn look_again(&mut self) {
         if let Some(found) = switch::read(&self.state_directory).filter(|found| !found.on && !self.is_off()) {
             self.switch = Some(found);
@@ -63,7 +60,7 @@ impl Standing {
         self.switch.as_ref().is_some_and(|switch| !switch.on)
     }
 
-    /// The policy that is in force: that of the configuration, which only advises while the switch is off.
+    /// The policy in force: the configured one, reduced to advice while the switch is off.
     pub fn policy(&self, configured: &Policy) -> Policy {
         let mut policy = configured.clone();
         if self.is_off() {
@@ -72,7 +69,7 @@ impl Standing {
         policy
     }
 
-    /// Sets the switch. Returns whether it stood otherwise before.
+    /// Sets the switch. Returns whether it changed.
     ///
     /// # Errors
     /// It could not be recorded. Off holds all the same until the daemon ends; on does not.
@@ -95,7 +92,7 @@ impl Standing {
         recorded.map(|()| changed)
     }
 
-    /// Why the daemon does not act although the switch lets it: where the mode stands, and what to do.
+    /// Why the daemon does not act although the switch allows it: the place of the mode, and the remedy.
     pub fn forbidden_by(&self) -> Option<(&'static str, String, String)> {
         let what = self.mode;
         let place = self.mode_from.as_ref().filter(|_| what != Mode::Act)?;

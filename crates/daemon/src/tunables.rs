@@ -1,8 +1,7 @@
-//! `homeostat tunable`: the settings of the kernel as people and scripts see them, and their change by hand.
-//!
-//! The same rules as in [`crate::api`] hold for the JSON shapes. Nothing here needs the daemon: what it knows of this boot
-//! stands in its book ([`crate::watch`]), what it changed in its journal. What a person sets has a journal of its own,
-//! `settings` in the state directory, so that a daemon that stops does not take it back, and `unset` can.
+//! `homeostat tunable`: kernel settings as people and scripts see them, and changes by hand. The rules of
+//! [`crate::api`] hold for the JSON shapes. Nothing here needs the daemon: its log of this boot ([`crate::watch`]) and
+//! its journal are on disk. Settings by hand have their own journal, `settings` in the state directory. So a stopping
+//! daemon keeps them, and `unset` can undo them.
 
 use crate::api::SCHEMA;
 use crate::watch;
@@ -71,11 +70,11 @@ pub const KINDS: [&str; 15] = [
 /// Directory of the journal of what people set, in the state directory.
 pub const JOURNAL_DIRECTORY: &str = "settings";
 
-/// Names of the settings that are the same on every machine: those without a device in them. For completion.
+/// Names of the settings without a device in them, the same on every machine. For completion.
 pub fn names() -> &'static [String] {
     static NAMES: OnceLock<Vec<String>> = OnceLock::new();
     NAMES.get_or_init(|| {
-        // A catalogue that cannot be read is told by whoever asks for a setting.
+        // Commands that read a setting report a broken catalogue.
         let tunables = Catalogue::load().map(|c| c.tunables).unwrap_or_default();
         tunables
             .into_iter()
@@ -84,19 +83,17 @@ pub fn names() -> &'static [String] {
             .collect()
     })
 }
-/// Name under which such changes stand in the journal instead of a workload.
+/// Stands for the workload of such changes in the journal.
 const WORKLOAD: &str = "host";
-/// Time that the recovery of what people set may take; it comes on top of that of homeostat's own changes. A setting is written at
-/// once, or not at all.
+/// Time limit of recovering settings by hand, after homeostat's changes. A setting is written at once.
 pub(crate) const RECOVERY_PATIENCE: Nanoseconds = Nanoseconds::from_secs(20);
-/// When a person asked, in the arguments of the action.
+/// Argument of the action: when a person asked.
 const AT: &str = "at_unix";
-/// Most names that are offered for one that is not known.
+/// Most suggestions for an unknown name.
 const NEAR_MAX: usize = 6;
-/// Largest snapshot that is read.
 const SNAPSHOT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// Who made a setting what it is.
+/// The origin of a setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SetBy {
     /// `default`, `kernel` (set by the kernel itself), `sysctl_file`, `kernel_command_line`, `module_options`, `udev_rule`, `tmpfiles`, `sysfs_file`,
@@ -122,7 +119,7 @@ pub struct Line {
     pub value: String,
     /// Whether that value is in force.
     pub in_force: bool,
-    /// What is not sure: why the line may not be carried out, or why the kernel refuses its value. Empty where all is.
+    /// Doubts: why the line may have no effect, or why the kernel refuses its value. Empty without doubts.
     #[serde(default)]
     pub note: String,
 }
@@ -161,7 +158,7 @@ pub struct Tunable {
     pub changed: Option<bool>,
     /// Value when the daemon was first started in this boot.
     pub boot: Option<String>,
-    /// Which values it takes.
+    /// Its permitted values.
     pub values: String,
     /// Unit.
     pub unit: String,
@@ -169,19 +166,19 @@ pub struct Tunable {
     pub r#type: String,
     /// First kernel that had it.
     pub since: String,
-    /// What it does.
+    /// Its effect.
     pub what: String,
-    /// Where that is documented.
+    /// Source of the documentation.
     pub source: String,
-    /// Who set it; absent when it has no value.
+    /// Its origin; absent without a value.
     pub set_by: Option<SetBy>,
-    /// What is written about it, in the order in which it takes effect.
+    /// Its lines in files, in the order of effect.
     pub lines: Vec<Line>,
     /// Name of the strategy of homeostat that experiments with it.
     pub strategy: Option<String>,
-    /// What experiments said about it here, newest first.
+    /// Experiments about it here, newest first.
     pub experiments: Vec<Trial>,
-    /// What speaks against its value on this machine.
+    /// An objection to its value on this machine.
     pub warning: Option<String>,
 }
 
@@ -209,26 +206,26 @@ pub struct Finding {
     pub here: Option<String>,
     /// Value in the snapshot.
     pub there: Option<String>,
-    /// Where it is written.
+    /// Its place in a file.
     pub place: String,
-    /// What is to be said.
+    /// The message.
     pub text: String,
 }
 
-/// What `homeostat tunable check` found.
+/// The findings of `homeostat tunable check`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     /// Version of these shapes.
     pub schema: u32,
     /// The other machine and its kernel, when one was compared.
     pub compared_with: Option<String>,
-    /// Settings looked at.
+    /// Checked settings.
     pub looked_at: u64,
     /// The findings.
     pub findings: Vec<Finding>,
 }
 
-/// What a change by hand did, or would do.
+/// The effect of a change by hand, real or planned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Changed {
     /// Version of these shapes.
@@ -252,7 +249,7 @@ pub struct OneChange {
     pub to: String,
     /// Number of the change; absent when it was only tried.
     pub change: Option<u64>,
-    /// What else is to be said.
+    /// A remark.
     pub remark: String,
 }
 
@@ -265,15 +262,15 @@ pub enum TunableError {
     /// No such setting.
     #[error("no setting is called {name:?}{}", near_text(near))]
     NotFound {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What may have been meant.
+        /// Similar names.
         near: Vec<String>,
     },
-    /// The name stands for several.
+    /// The name means several settings.
     #[error("{name:?} stands for several settings: {}\n  hint: name one of them", several.join(", "))]
     Several {
-        /// What was asked for.
+        /// The requested name.
         name: String,
         /// Those.
         several: Vec<String>,
@@ -293,7 +290,7 @@ pub enum TunableError {
     BootOnly {
         /// Setting.
         name: String,
-        /// What to write there.
+        /// The parameter to write there.
         parameter: String,
     },
     /// It has no value here.
@@ -321,7 +318,7 @@ pub enum TunableError {
         name: String,
         /// Value.
         value: String,
-        /// Who.
+        /// The other party.
         by: String,
     },
     /// homeostat has the setting in hand.
@@ -353,7 +350,7 @@ pub enum TunableError {
     /// A file cannot be used.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -361,7 +358,7 @@ pub enum TunableError {
     /// A file is no snapshot.
     #[error("{} is no snapshot of settings: {why}\n  hint: `homeostat tunable snapshot -o FILE` makes one", path.display())]
     NoSnapshot {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         why: String,
@@ -376,7 +373,7 @@ fn near_text(near: &[String]) -> String {
     }
 }
 
-/// Where to look.
+/// The directories to read.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Directory that holds the files of a captured machine; `None` = this one.
@@ -387,14 +384,14 @@ pub struct Places {
     pub run_directory: PathBuf,
 }
 
-/// What to list.
+/// Selection for the list.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     /// Names, parts of names, or patterns with `*`; any of them. Empty = all.
     pub names: Vec<String>,
     /// One group.
     pub group: Option<String>,
-    /// Only what differs from the kernel's own value, or was chosen by somebody where that is not known.
+    /// Only settings that differ from the kernel's value or, if that is unknown, were chosen by somebody.
     pub changed: bool,
     /// Only what was set in one of these ways ([`SetBy::kind`]).
     pub set_by: Vec<String>,
@@ -402,7 +399,7 @@ pub struct Filter {
     pub absent: bool,
 }
 
-/// A machine that was looked at.
+/// A surveyed machine.
 pub struct Survey {
     root: Root,
     catalogue: Catalogue,
@@ -411,13 +408,11 @@ pub struct Survey {
     trials: BTreeMap<String, Vec<Trial>>,
 }
 
-/// Most experiments that are shown for one setting.
 const TRIALS_MAX: usize = 5;
-/// Experiments that are looked through for them.
 const PAST_MAX: u32 = 500;
 
 impl Survey {
-    /// Looks at what is known beside the settings themselves.
+    /// Collects knowledge besides the settings themselves.
     ///
     /// # Errors
     /// A bug of ours.
@@ -477,7 +472,7 @@ impl Survey {
         }
     }
 
-    /// Whether a value is not the kernel's own; where that is not known, whether somebody chose it.
+    /// Whether a value differs from the kernel's, or if that is unknown, whether somebody chose it.
     fn is_changed(&self, host: &Host<'_>, setting: &Setting<'_>) -> bool {
         setting.is_changed().unwrap_or_else(|| {
             host.origin(setting, &self.known())
@@ -485,7 +480,7 @@ impl Survey {
         })
     }
 
-    /// The settings that a name stands for: one by its name or file, or several by a pattern.
+    /// The settings of a name: one by name or file, or several by a pattern.
     ///
     /// # Errors
     /// [`TunableError::NotFound`].
@@ -558,7 +553,7 @@ impl Survey {
         )
     }
 
-    /// What is stale or harmful on this machine, and how it differs from another.
+    /// Stale or harmful settings of this machine, and differences from another.
     pub fn check(&self, other: Option<&Snapshot>) -> Check {
         let host = Host::read(&self.root);
         let settings = host.settings(&self.catalogue);
@@ -716,8 +711,7 @@ fn boot_id(root: &Root) -> String {
         .to_owned()
 }
 
-/// Changes of settings in force: by the daemon, and by `homeostat tunable set`. A journal that may not be read says
-/// nothing.
+/// Changes of settings in force, by the daemon and by `homeostat tunable set`. Empty if the journal is unreadable.
 fn own_changes(state_directory: &Path, boot: &str) -> Vec<Own> {
     let mut own = Vec::new();
     for directory in [
@@ -744,7 +738,7 @@ fn own_changes(state_directory: &Path, boot: &str) -> Vec<Own> {
     own
 }
 
-/// Of a pair of which only one counts, what each of these changes made of the other one.
+/// Changes that the kernel made to the other file of a pair of which only one counts.
 fn zeros(own: &[Own]) -> Vec<Own> {
     let zero = |own: &Own| {
         other_of_pair(&own.path).map(|other| Own {
@@ -756,10 +750,10 @@ fn zeros(own: &[Own]) -> Vec<Own> {
     own.iter().filter_map(zero).collect()
 }
 
-/// Experiments of the past, newest first. A history that cannot be read says nothing.
+/// Past experiments, newest first. Empty if the history is unreadable.
 fn past(state_directory: &Path) -> Vec<ExperimentRecord> {
     let file = state_directory.join(HISTORY_FILE);
-    // SQLite would make a file where there is none.
+    // SQLite would create a missing file.
     if std::fs::File::open(&file).is_err() {
         return Vec::new();
     }
@@ -773,7 +767,6 @@ fn past(state_directory: &Path) -> Vec<ExperimentRecord> {
         .unwrap_or_default()
 }
 
-/// Experiments by strategy.
 fn trials(past: &[ExperimentRecord]) -> BTreeMap<String, Vec<Trial>> {
     let mut by_strategy: BTreeMap<String, Vec<Trial>> = BTreeMap::new();
     for e in past.iter().filter(|e| e.kind != ExperimentKind::Placebo) {
@@ -791,7 +784,7 @@ fn trials(past: &[ExperimentRecord]) -> BTreeMap<String, Vec<Trial>> {
     by_strategy
 }
 
-/// Whether a person who typed this in a list means the setting: a pattern, or a part of its name or file.
+/// Whether a typed text means the setting: a pattern, or part of its name or file.
 fn is_meant(typed: &str, setting: &Setting<'_>) -> bool {
     if pattern::is_pattern(typed) {
         pattern::fits(typed, &setting.name)
@@ -800,7 +793,6 @@ fn is_meant(typed: &str, setting: &Setting<'_>) -> bool {
     }
 }
 
-/// The settings that a name stands for.
 fn find<'s, 'c>(settings: &'s [Setting<'c>], name: &str) -> Result<Vec<&'s Setting<'c>>, TunableError> {
     let found: Vec<&Setting<'_>> = if pattern::is_pattern(name) {
         settings.iter().filter(|s| pattern::fits(name, &s.name)).collect()
@@ -828,7 +820,7 @@ fn find<'s, 'c>(settings: &'s [Setting<'c>], name: &str) -> Result<Vec<&'s Setti
     })
 }
 
-/// What a person asks to be set.
+/// A person's request for a setting.
 #[derive(Clone, Debug)]
 pub struct Wish {
     /// Name or file of the setting.
@@ -843,7 +835,7 @@ pub struct Wish {
     pub dry_run: bool,
 }
 
-/// Sets a setting until the next boot, with its undo on disk first. A setting that has the value already stays as it is.
+/// Sets a setting until the next boot, with its undo on disk first. Skips settings with that value.
 ///
 /// # Errors
 /// [`TunableError`]; nothing was changed then, but for [`ByHandError::HalfWay`].
@@ -901,7 +893,7 @@ pub fn set(places: &Places, wish: &Wish) -> Result<Changed, TunableError> {
     answer(Some(id.0), remark)
 }
 
-/// The value now and the value to write, when the change is allowed.
+/// The present value and the value to write, if the change is allowed.
 fn allowed(
     survey: &Survey,
     host: &Host<'_>,
@@ -942,7 +934,7 @@ fn allowed(
     if setting.tunable.kind == Kind::Restricted && !wish.restricted {
         return Err(TunableError::Restricted { name });
     }
-    // Also while it is off for a block: what is found then is put back later by homeostat, not by us.
+    // Also during an off block: homeostat will restore the value found then.
     let by_homeostat = survey
         .own
         .iter()
@@ -955,7 +947,7 @@ fn allowed(
         });
     }
     if let Some(origin) = host.origin(setting, &survey.known()) {
-        // What was set by this command is the same person's.
+        // This command's own value belongs to the same person.
         if origin.is_choice() && !matches!(origin, Origin::Command { .. }) && !wish.force && from != to {
             return Err(TunableError::Chosen {
                 name,
@@ -975,7 +967,7 @@ fn absent(since: &str, facts: &Facts, setting: &Setting<'_>) -> String {
     }
 }
 
-/// The journal of what people set, with what a crash left behind undone, and the hands.
+/// Opens the journal of settings by hand, after undoing a crash's remains, and the effectors.
 fn open(places: &Places, root: &Root) -> Result<(Journal, Registry), TunableError> {
     if !rustix::process::geteuid().is_root() {
         return Err(TunableError::Privilege(
@@ -995,21 +987,20 @@ fn open(places: &Places, root: &Root) -> Result<(Journal, Registry), TunableErro
         &boot_id(root),
         false,
     );
-    // Fresh: what somebody else chose since that crash is left alone by what was undone, not by a person who asks now.
+    // A fresh registry: the undo after a crash leaves others' later choices alone, a person's request now does not.
     Ok((journal, Registry::new(root)))
 }
 
-/// What was recovered of the changes that a person makes by command.
+/// Recovery of changes by command.
 #[derive(Debug, Default)]
 pub struct ByHand {
-    /// What was undone.
+    /// The undone changes.
     pub report: RecoveryReport,
-    /// What is wrong with the journal of such changes: something may be in force that is not known here.
+    /// Faults of the journal of such changes: unknown settings may be in force.
     pub complaints: Vec<String>,
 }
 
-/// Undoes what a `homeostat tunable set` that was killed left half done. What it finished stays: it is a person's.
-/// Nothing to do where nothing was ever set, or while such a command runs.
+/// Undoes a half done `homeostat tunable set`; completed settings stay. Does nothing while such a command runs.
 pub fn recover(state_directory: &Path) -> ByHand {
     let directory = state_directory.join(JOURNAL_DIRECTORY);
     if !directory.exists() {
@@ -1040,7 +1031,7 @@ pub fn recover(state_directory: &Path) -> ByHand {
                 &boot_id(&root),
                 false,
             );
-            // A person's own settings are no news here.
+            // A person's settings are no news here.
             report.kept.clear();
             let complaints = if found.is_whole() {
                 Vec::new()
@@ -1049,7 +1040,7 @@ pub fn recover(state_directory: &Path) -> ByHand {
             };
             ByHand { report, complaints }
         }
-        // Such a command runs, and looks after what it does.
+        // A running command handles its changes.
         Err(JournalError::Held { .. }) => ByHand::default(),
         Err(e) => ByHand {
             report: RecoveryReport::default(),
@@ -1059,7 +1050,7 @@ pub fn recover(state_directory: &Path) -> ByHand {
 }
 
 impl Places {
-    /// Makes the state directory as the daemon would, so that the journal's own can be made in it.
+    /// Creates the state directory as the daemon would, for the journal in it.
     fn state_directory_ready(&self, directory: &Path) -> Result<PathBuf, TunableError> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new()
@@ -1074,7 +1065,7 @@ impl Places {
     }
 }
 
-/// Which settings to put back.
+/// The settings to put back.
 #[derive(Clone, Debug)]
 pub enum Which {
     /// One, by name or file.
@@ -1083,8 +1074,8 @@ pub enum Which {
     All,
 }
 
-/// Puts back what `set` changed, to what was found before the first change. What somebody else wrote since stays. Of a pair of which
-/// only one counts the changes of both are put back, since each found what the one before it had set, by whatever name.
+/// Restores the value from before the first `set`. A value that somebody else wrote since stays. For a pair of which
+/// one counts, changes to both are undone under either name: each found what the one before had set.
 ///
 /// # Errors
 /// [`TunableError`].
@@ -1106,7 +1097,7 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
         },
     };
     if matches!(which, Which::All) && !places.state_directory.join(JOURNAL_DIRECTORY).exists() {
-        // Nobody has set anything, and nothing is made for that.
+        // Nobody has set anything: create nothing.
         return Ok(Changed {
             schema: SCHEMA,
             dry_run,
@@ -1114,7 +1105,7 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
         });
     }
     let (mut journal, mut effectors) = open(places, &root)?;
-    // Newest first: each found what the one before it had set.
+    // Newest first: each found the value set before it.
     let mut mine: Vec<Mine> = journal
         .owed()
         .filter(|o| o.state == OwedState::Kept)
@@ -1130,7 +1121,7 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
         let text = root.text(file).unwrap_or_default();
         setting(file).map_or_else(|| text.trim().to_owned(), |s| s.tunable.values.normal(&text))
     };
-    // Several changes of one setting are one way back.
+    // Several changes of one setting are one undo.
     let mut changes: Vec<OneChange> = Vec::new();
     for m in &mine {
         if changes.iter().all(|c| c.path != m.file) {
@@ -1150,7 +1141,7 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
         }
     }
     for change in &mut changes {
-        // What the oldest change found is what comes back, whichever of the two names of a pair that one was made by.
+        // Restore what the oldest change found, under either name of a pair.
         let first = mine.iter().rfind(|m| is_one_setting(&m.file, &change.path));
         let found = first.and_then(|m| m.found(&change.path)).unwrap_or_default();
         if dry_run {
@@ -1169,13 +1160,11 @@ pub fn unset(places: &Places, which: &Which, dry_run: bool) -> Result<Changed, T
     })
 }
 
-/// What `set` changed once.
 struct Mine {
     id: ActionId,
     file: String,
-    /// What was found in that file.
     value: String,
-    /// … and in the other one of a pair.
+    /// … and in the other file of a pair.
     other: Option<String>,
 }
 
@@ -1193,7 +1182,7 @@ impl Mine {
         })
     }
 
-    /// What was found in a file: its own, or the other one of a pair.
+    /// Value found in a file: its own, or the other one of a pair.
     fn found(&self, file: &str) -> Option<String> {
         if file == self.file {
             Some(self.value.clone())
@@ -1203,7 +1192,7 @@ impl Mine {
     }
 }
 
-/// Settings that `homeostat tunable set` changed and that are still in force: names of files, for `restore`.
+/// Files of settings changed by `homeostat tunable set` and still in force, for `restore`.
 pub fn still_set(state_directory: &Path) -> Vec<String> {
     let boot = boot_id(&Root::default());
     own_changes(state_directory, &boot)

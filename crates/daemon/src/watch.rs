@@ -1,7 +1,6 @@
-//! The daemon's watch over the settings of the kernel: a thread that waits for the writes of others, and the book in the
-//! run directory that tells `homeostat tunable` who changed what and when in this boot.
-//!
-//! A foreign write wins: what homeostat did with that setting is withdrawn, and it is told once.
+//! The watch over kernel settings: a thread waits for writes of others, and a log in the run directory records who
+//! changed what in this boot, for `homeostat tunable`. A foreign write wins: homeostat withdraws its change, reported
+//! once.
 
 use crate::service::Message;
 use homeostat_kernel::Root;
@@ -17,22 +16,19 @@ use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Name of the book in the run directory.
+/// Name of the log in the run directory.
 pub const BOOK_FILE: &str = "tunables.json";
-/// Version of the book.
+/// Version of the log.
 pub const BOOK_SCHEMA: u32 = 1;
-/// Largest book that is read: the values of some hundred settings and a thousand changes.
+/// Largest log: the values of some hundred settings and a thousand changes.
 const BOOK_BYTES_MAX: u64 = 4 * 1024 * 1024;
-/// A setting that is written again and again is told at most this often; all changes stand in the book.
+/// A setting that is written repeatedly is reported at most this often; the log has all changes.
 const TELL_EVERY: Nanoseconds = Nanoseconds::from_secs(60);
-/// The book is written at most this often.
+/// Shortest time between two saves.
 const SAVE_EVERY: Nanoseconds = Nanoseconds::from_secs(1);
-/// A foreign write stands in the book within this time: usually within a tenth of a second; within two when the book was written
-/// just before; later where the daemon is given little CPU time.
+/// Time until the log has a foreign write: usually 0.1 s, 2 s if just saved, longer if the daemon gets little CPU time.
 const NOTICED_WITHIN: Duration = Duration::from_secs(10);
-/// How often a command looks whether it does.
 const NOTICED_EVERY: Duration = Duration::from_millis(20);
-/// Longest wait of the thread.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Ends the thread when it is dropped.
@@ -42,7 +38,7 @@ pub struct WatchThread {
 }
 
 impl WatchThread {
-    /// Watches until it is dropped, and sends what others wrote.
+    /// Watches until dropped, and sends the writes of others.
     ///
     /// # Errors
     /// No thread or descriptor is left.
@@ -74,7 +70,7 @@ impl Drop for WatchThread {
     }
 }
 
-/// What others changed in this boot, in memory and on file.
+/// Others' changes in this boot, in memory and on file.
 pub struct Book {
     file: PathBuf,
     watched: Watched,
@@ -85,8 +81,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// Opens the book of this boot or begins it. Values are those of now; with a book of this boot those of its first
-    /// start stay, as "boot values".
+    /// Opens or begins the log of this boot. An existing log keeps the values of its first start as "boot values".
     pub fn open(
         run_directory: &Path,
         boot_id: &str,
@@ -96,7 +91,7 @@ impl Book {
         let file = run_directory.join(BOOK_FILE);
         let watched = match read(run_directory) {
             Some(mut watched) if watched.boot_id == boot_id => {
-                // A device that came later has its value from now on.
+                // A later device starts with its present value.
                 for (path, value) in values {
                     watched.boot.entry(path).or_insert(value);
                 }
@@ -145,7 +140,7 @@ impl Book {
         })
     }
 
-    /// Writes the book if it is behind and was not written just now. To be called now and then.
+    /// Writes the log if it is behind and was not written just now. Call it at intervals.
     pub fn flush(&mut self, at: Nanoseconds) {
         let rested = self
             .saved
@@ -157,7 +152,7 @@ impl Book {
         }
     }
 
-    /// Whole or not at all. A book that cannot be written costs knowledge, nothing else.
+    /// Writes atomically. An unwritable log costs knowledge only.
     fn save(&mut self) {
         let outcome = serde_json::to_vec(&self.watched)
             .map_err(std::io::Error::from)
@@ -189,7 +184,7 @@ impl Drop for Book {
     }
 }
 
-/// What is told about a change.
+/// The sentence about a change.
 pub fn sentence(write: &ForeignWrite) -> String {
     let by = write.by.as_deref().unwrap_or("somebody else");
     format!(
@@ -198,7 +193,7 @@ pub fn sentence(write: &ForeignWrite) -> String {
     )
 }
 
-/// The book in a run directory; `None` when there is none that can be read.
+/// The log in a run directory; `None` without a readable one.
 pub fn read(run_directory: &Path) -> Option<Watched> {
     use std::io::Read;
     let mut text = Vec::new();
@@ -212,8 +207,8 @@ pub fn read(run_directory: &Path) -> Option<Watched> {
         .filter(|w: &Watched| w.schema == BOOK_SCHEMA)
 }
 
-/// Waits until the book has these values as the last of their files, as far as a daemon watches them; at most so long as a daemon
-/// needs on a busy machine. A command that wrote settings calls this before it ends: who wrote can only be seen while it lives.
+/// Waits until the log has these values as the last of their files, if a daemon watches, for a bounded time. A command
+/// calls it before it ends: the writer can only be identified while it lives.
 pub fn await_noticed(run_directory: &Path, written: &[(&str, &str)]) {
     let begin = std::time::Instant::now();
     while begin.elapsed() < NOTICED_WITHIN {

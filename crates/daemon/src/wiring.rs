@@ -1,4 +1,4 @@
-//! Puts the parts together: machine, clock, journal, history, strategies, mind. The only place that names them all.
+//! Wires the parts: machine, clock, journal, history, strategies, engine. The only place that names them all.
 
 use crate::api::{SCHEMA, StoryLine};
 use crate::board::Board;
@@ -33,7 +33,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why the daemon can not start.
+/// Why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The configuration is not valid.
@@ -45,19 +45,19 @@ pub enum RunError {
     /// The switch cannot be recorded, and without it the daemon would act.
     #[error("{0}")]
     Switch(#[from] SwitchError),
-    /// The journal can not be opened: without it nothing may be changed.
+    /// The journal cannot be opened: without it nothing may be changed.
     #[error("{0}")]
     Journal(#[from] JournalError),
-    /// Another daemon looks after this machine.
+    /// Another daemon runs on this machine.
     #[error("{0}")]
     Machine(#[from] MachineLockError),
     /// The control socket is taken, or its group does not exist.
     #[error("{0}")]
     Control(#[from] ControlError),
-    /// The machine can not be described.
+    /// The machine cannot be described.
     #[error("{0}")]
     Start(#[from] StartError),
-    /// The recording that was asked for can not be made.
+    /// The wanted recording cannot be made.
     #[error(transparent)]
     Recording(#[from] RecordingError),
     /// A thread or a signal handler could not be set up.
@@ -65,7 +65,6 @@ pub enum RunError {
     System(#[from] std::io::Error),
 }
 
-/// What is missing, what that means, and what to do.
 fn privileges_text(missing: &[&'static str]) -> String {
     let root = missing.is_empty();
     let what = if root {
@@ -84,12 +83,10 @@ fn privileges_text(missing: &[&'static str]) -> String {
     )
 }
 
-/// The real machine.
 fn platform(settings: &Settings) -> LinuxPlatform {
     LinuxPlatform::with_meters(Root::default(), &settings.meters)
 }
 
-/// The machine whose files lie below a directory, where one is given.
 fn platform_below(root: Option<&Path>, settings: &Settings) -> LinuxPlatform {
     match root {
         Some(root) => LinuxPlatform::with_meters(Root::new(root), &settings.meters),
@@ -97,10 +94,10 @@ fn platform_below(root: Option<&Path>, settings: &Settings) -> LinuxPlatform {
     }
 }
 
-/// Name of the command by which this program is started to read files in the control groups of others.
+/// The command that starts this program to read files in the control groups of others.
 pub const FETCHER: &str = "fetch-for-daemon";
 
-/// Whether programs may be protected from readers: where the strategy that does it works and is on.
+/// Whether programs may be protected from streaming readers: the strategy works here and is on.
 fn may_protect(machine: &Machine, strategies: &[Box<dyn Strategy>], settings: &Settings) -> bool {
     const STRATEGY: &str = "file_cache";
     let policy = &settings.policy;
@@ -110,13 +107,13 @@ fn may_protect(machine: &Machine, strategies: &[Box<dyn Strategy>], settings: &S
             .any(|s| s.id().as_str() == STRATEGY && s.usable(machine, policy.profile).is_ok())
 }
 
-/// Whether what they lost may be read for them: where the kernel tells what that is.
+/// Whether evicted pages may be read back: the kernel must report them.
 fn may_fetch(machine: &Machine) -> bool {
     let told = machine.capability("memory.taken");
     told.is_some_and(|c| c.state == CapabilityState::Available)
 }
 
-/// How this program is started for that: by what runs, whatever lies under its name by now.
+/// The command for that, from the running executable, whatever its path holds by now.
 fn fetcher() -> Launch {
     Launch {
         program: "/proc/self/exe".into(),
@@ -124,7 +121,7 @@ fn fetcher() -> Launch {
     }
 }
 
-/// That process itself, until the daemon ends.
+/// The helper process itself, until the daemon ends.
 ///
 /// # Errors
 /// The daemon did not start it.
@@ -132,10 +129,10 @@ pub fn fetch() -> std::io::Result<()> {
     homeostat_effectors::fetcher::serve()
 }
 
-/// Probes the machine, or the one whose files lie below `root`, and asks each strategy whether it can work there.
+/// Probes the machine, or the one below `root`, and asks each strategy whether it can work there.
 ///
 /// # Errors
-/// The machine can not be described at all.
+/// The machine cannot be described at all.
 pub fn diagnose(root: Option<&Path>) -> Result<Diagnosis, PlatformError> {
     let usual = Settings::default();
     let machine = platform_below(root, &usual).machine()?;
@@ -150,7 +147,7 @@ pub fn diagnose(root: Option<&Path>) -> Result<Diagnosis, PlatformError> {
     Ok(Diagnosis::new(&machine, strategies))
 }
 
-/// A seed that nobody can foretell. A fixed one only if the kernel gives none; coins are then still balanced.
+/// An unpredictable seed. Fixed only if the kernel gives none; the assignment then stays balanced.
 fn draw_seed() -> u64 {
     let mut bytes = [0; 8];
     let drawn = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
@@ -161,7 +158,6 @@ fn draw_seed() -> u64 {
     }
 }
 
-/// What recovery did, as notes for people.
 fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
     let lines = |list: &[(ActionId, String)], what: &str| -> Vec<String> {
         list.iter()
@@ -185,7 +181,6 @@ fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
     notes
 }
 
-/// What was left in programs by an earlier run, as notes for people.
 fn breakpoint_notes(mended: &Mended) -> Vec<String> {
     let still =
         |text: &String| format!("{text}; the next start looks again, and so does `homeostat restore`");
@@ -193,8 +188,7 @@ fn breakpoint_notes(mended: &Mended) -> Vec<String> {
     mended.taken_out.iter().cloned().chain(left).collect()
 }
 
-/// Opens the journal. A daemon that was killed just now may still have it for a moment. `allow_read_only`: to undo what it says, which
-/// works without writing into it.
+/// Opens the journal; a dying daemon may hold it for a moment. `allow_read_only`: for an undo without writes to it.
 fn open_journal(state_directory: &Path, allow_read_only: bool) -> Result<(Journal, Recovered), JournalError> {
     let held_by = |e: &JournalError| match e {
         JournalError::Held { pid, .. } => Some(*pid),
@@ -209,7 +203,7 @@ fn open_journal(state_directory: &Path, allow_read_only: bool) -> Result<(Journa
     })
 }
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until it is stopped.
 ///
 /// # Errors
 /// [`RunError`]; nothing was changed then.
@@ -217,29 +211,29 @@ pub fn run(sources: &Sources) -> Result<Ended, RunError> {
     run_recorded(sources, false, None)
 }
 
-/// As [`run`], and records the mind into a new file, up to the limit. `advise_first`: a new installation starts with the switch off
-/// ([`switch::record_first`]).
+/// As [`run`], and records the engine into a new file, up to the limit. `advise_first`: a new installation starts with
+/// the switch off ([`switch::record_first`]).
 ///
 /// # Errors
-/// Also when the file can not be made.
+/// Also when the file cannot be made.
 pub fn run_recorded(
     sources: &Sources,
     advise_first: bool,
     record: Option<(&Path, Bytes)>,
 ) -> Result<Ended, RunError> {
-    // While there is one thread, and nothing is locked yet.
+    // While there is one thread and no lock.
     homeostat_meters::service::start();
     let loaded = settings::load_for_daemon(sources)?;
     let mut settings = loaded.settings.clone();
     if !loaded.seed_given {
         settings.policy.seed = draw_seed();
     }
-    // Also while the switch is off: switched on, this daemon could not act.
+    // Even while the switch is off: switched on, this daemon could not act.
     if settings.policy.mode == Mode::Act {
         process::may_change_others().map_err(RunError::Privileges)?;
     }
     if advise_first {
-        // Before there is a journal, by which the next start would take this one for an earlier version.
+        // Before the journal, by which the next start would take this version for an earlier one.
         switch::record_first(&settings.paths.state_directory)?;
     }
     let clock = MonotonicClock;
@@ -256,7 +250,7 @@ pub fn run_recorded(
             None
         }
     };
-    // Whoever cannot reach the socket has written the switch by now, and whoever writes it later reaches the socket.
+    // A command that cannot reach the socket has written the switch by now; later ones reach the socket.
     let standing = Standing::read(
         &settings.paths.state_directory,
         settings.policy.mode,
@@ -276,20 +270,20 @@ pub fn run_recorded(
         },
         clock.unix_seconds(),
     );
-    // Signals are caught before recovery changes anything, so that a Ctrl-C does not end it half way.
+    // Catch signals before recovery, so that Ctrl-C does not end it half way.
     let (sender, inbox) = service::channel();
     let signals = Signals::listen(sender.clone())?;
     let log = Log::of_this_process(settings.service.log);
     let board = Arc::new(Board::default());
-    // Not before: where the daemon cannot start, no empty file stays behind.
+    // Not earlier: a failed start leaves no empty file.
     let recorder = record
         .map(|(path, limit)| Recorder::create(path, limit))
         .transpose()?;
     let mut platform = platform(&settings);
     let strategies = homeostat_strategies::all();
-    // Before recovery, which may take its time.
+    // Before the slow recovery.
     let machine = platform.machine().map_err(StartError::from)?;
-    // Before memory is short. Without the process everything else works, and what is not brought back says so.
+    // Before memory is short. Without the process everything else works, and failed reads report it.
     if may_protect(&machine, &strategies, &settings) {
         platform.stand_by();
         if may_fetch(&machine) {
@@ -323,7 +317,7 @@ pub fn run_recorded(
     notes.extend(breakpoint_notes(&homeostat_probes::mend(
         &settings.paths.state_directory,
     )));
-    // After recovery, so that what it put back is nobody's change.
+    // After recovery, so that its writes are nobody's change.
     let (watch, limits) = crate::watch::begin();
     notes.extend(limits);
     let book = watch.as_ref().map(|watch| {
@@ -368,7 +362,7 @@ pub fn run_recorded(
         sole,
     }
     .run();
-    // What is counted with goes with the runtime; nothing comes any more meanwhile.
+    // Counting ends with the runtime.
     homeostat_probes::begin_to_end();
     drop(watching);
     drop(metrics);
@@ -377,19 +371,18 @@ pub fn run_recorded(
     Ok(ended)
 }
 
-/// The endpoint for monitoring, if one is wanted. Without it everything else works.
+/// The monitoring endpoint, if wanted. The daemon works without it.
 fn metrics_endpoint(settings: &Settings, board: &Arc<Board>) -> Result<Option<Endpoint>, MetricsError> {
     endpoint::address(&settings.metrics.listen)?
         .map(|address| Endpoint::start(address, board.clone()))
         .transpose()
 }
 
-/// Undoes what the journal says is owed. Needs neither the history nor the configuration, and no daemon may run. Without
-/// `must_exist`, a state directory that is not there means that homeostat never ran: nothing is owed.
+/// Undoes what the journal says is owed, without history or configuration. No daemon may run. Without `must_exist`, a
+/// missing state directory means that nothing is owed.
 ///
 /// # Errors
-/// [`RestoreError::DaemonRuns`] when a daemon has the journal, [`RestoreError::Ending`] when one that ends has; else the journal
-/// can not be used.
+/// [`RestoreError::DaemonRuns`] or [`RestoreError::Ending`] while a daemon has the journal; else it cannot be used.
 pub fn restore(
     state_directory: &Path,
     include_kept: bool,
@@ -412,7 +405,7 @@ pub fn restore(
             });
         }
     }
-    // First: it needs nothing of what follows, also where the journal cannot be opened.
+    // First: it works even if the journal cannot be opened.
     let breakpoints = homeostat_probes::mend(state_directory);
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(RestoreError::Boot)?
@@ -451,7 +444,7 @@ pub fn restore(
 /// Why nothing could be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Who has the journal was killed, or is ending, and is not gone yet.
+    /// The journal's holder was killed or is ending, and is not gone yet.
     #[error(
         "process {pid} has the journal and is ending, but the kernel has not let it go yet\n  hint: run `homeostat restore` again when it is gone (`ps -p {pid}`); until then what it changed stays in force"
     )]
@@ -465,15 +458,15 @@ pub enum RestoreError {
         /// Its process id, if it is known.
         pid: Option<u32>,
     },
-    /// The state directory can not be looked into.
+    /// The state directory cannot be read.
     #[error("cannot look into the state directory {}: {source}\n  hint: name the one the daemon used with --state-dir, as the same user", path.display())]
     Directory {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// The journal can not be used.
+    /// The journal cannot be used.
     #[error("{0}")]
     Journal(#[from] JournalError),
     /// It is not known in which boot this is.
@@ -481,14 +474,14 @@ pub enum RestoreError {
     Boot(std::io::Error),
 }
 
-/// What `restore` did.
+/// The result of `restore`.
 #[derive(Clone, Debug)]
 pub struct Restored {
     /// Action by action.
     pub report: RecoveryReport,
-    /// What was left in programs that were counted.
+    /// Remains in counted programs.
     pub breakpoints: Mended,
-    /// What is wrong with the journal.
+    /// Faults of the journal.
     pub complaints: Vec<String>,
     /// Records were lost to damage: something may be in force that nobody knows of any more.
     pub damaged: bool,
@@ -498,7 +491,7 @@ fn pid_text(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
 }
 
-/// Why the past can not be read.
+/// Why the past cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
     /// There is no history yet.
@@ -507,12 +500,11 @@ pub enum PastError {
     /// It may not be read.
     #[error("{}: permission denied\n  hint: the history may be read by root", .0.display())]
     Denied(PathBuf),
-    /// It can not be read.
+    /// It cannot be read.
     #[error("{0}")]
     History(#[from] HistoryError),
 }
 
-/// Opens the history for reading.
 pub(crate) fn open_past(state_directory: &Path) -> Result<History, PastError> {
     let file = state_directory.join(HISTORY_FILE);
     std::fs::File::open(&file).map_err(|e| match e.kind() {
@@ -527,8 +519,7 @@ pub(crate) fn open_past(state_directory: &Path) -> Result<History, PastError> {
     Ok(History::open_read_only(&file)?)
 }
 
-/// Experiments of the past, newest first. Works with the daemon dead or alive, and changes nothing. The blocks
-/// come with a single experiment only.
+/// Past experiments, newest first, with or without a daemon. Blocks come with a single experiment only.
 ///
 /// # Errors
 /// [`PastError`].
@@ -552,7 +543,7 @@ pub fn past(
     })
 }
 
-/// A directory that is removed with everything in it.
+/// Removed with its content when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -570,8 +561,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs the mind for some time without letting it act, and returns what it would try. The daemon's journal and
-/// history are not touched; `go_on` sees the state now and then and may end it early by answering false.
+/// Runs the engine for some time without acting, and returns what it would try. Does not touch the daemon's journal and
+/// history. `go_on` sees the state at intervals and ends it with false.
 ///
 /// # Errors
 /// As [`run`].
@@ -584,10 +575,10 @@ pub fn rehearse(
     rehearse_recorded(sources, root, length, None, go_on)
 }
 
-/// As [`rehearse`], and records the mind into a new file, up to the limit.
+/// As [`rehearse`], and records the engine into a new file, up to the limit.
 ///
 /// # Errors
-/// Also when the file can not be made.
+/// Also when the file cannot be made.
 pub fn rehearse_recorded(
     sources: &Sources,
     root: Option<&Path>,
@@ -598,7 +589,7 @@ pub fn rehearse_recorded(
     let Loaded { mut settings, .. } = settings::load(sources)?;
     settings.policy.mode = Mode::AdviseOnly;
     if root.is_none() {
-        // What it counts with is not only rehearsed.
+        // Breakpoints are real even in a rehearsal.
         homeostat_probes::write_breakpoints_down_in(&settings.paths.state_directory);
     } else {
         settings.meters.breakpoints = false;
@@ -629,7 +620,7 @@ pub fn rehearse_recorded(
         let turn = runtime.turn();
         let now = clock.now();
         let elapsed = now.saturating_sub(start);
-        // Nobody can follow more than a few pictures a second.
+        // People follow only a few pictures a second.
         if now.saturating_sub(shown) >= Nanoseconds::from_millis(500) {
             shown = now;
             if !go_on(&runtime.view(), elapsed) {

@@ -1,11 +1,10 @@
 //! The fault campaign: deterministic simulation of whole lives of homeostat under faults.
 //!
-//! One seed is one life: it draws a machine, programs, settings and a [swarm](FaultPlan::swarm) of faults, runs the
-//! daemon's own loop, journal and history through them in virtual time, and has the [checkers](crate::checkers) look
-//! after every turn. Then comes the second half: the faults stop, what was taken offline comes back, and within a
-//! named time everything must settle (no trial hangs, what is owed is in force by a verdict or undone); after `pause`
-//! and `undo --all` nothing may be left, and a stop must end. One seed in [`Options::repeat_every`] is run twice and
-//! must leave the same trace, byte for byte.
+//! One seed is one life. It draws a machine, programs, settings and a [swarm](FaultPlan::swarm) of faults, and runs the
+//! daemon's loop, journal and history through them in virtual time. The [checkers](crate::checkers) look after every
+//! turn. In the second half the faults stop, and everything must settle within a named time: no trial hangs, and owed
+//! actions are in force by a verdict or undone. After `pause` and `undo --all` nothing may remain, and a stop must end.
+//! One seed in [`Options::repeat_every`] runs twice and must leave the same trace.
 //!
 //! A failing seed prints one line that reproduces it. Seeds that found a bug stay in `data/regressions.toml`.
 
@@ -45,23 +44,19 @@ pub trait Subject {
     fn strategies(&self) -> Vec<Box<dyn Strategy>>;
     /// Lets time pass.
     fn advance_to(&mut self, at: Nanoseconds);
-    /// Makes something happen on the machine and says what; `None` when there is nothing to do it to. The second
-    /// value says whether it was the hand of a person (or of another tuner).
+    /// Disturbs the machine and describes it; `None` without a target. The second value: by a person (or tuner).
     fn disturb(&mut self, kind: Kind, random: &mut Random) -> Option<(String, bool)>;
-    /// The setting of the picture that the person of the last [`disturb`](Self::disturb) wrote, where it may be what was
-    /// set already.
+    /// The setting that the person of the last [`disturb`](Self::disturb) wrote, perhaps with the same value.
     fn written(&self) -> Option<String> {
         None
     }
-    /// How fast every program that runs is, without noise, if these changes were taken back and everything was at rest;
-    /// without changes, how fast it is at rest as it is. Nothing happens to the machine. The records are in the order in
-    /// which the changes were made.
+    /// The noise-free speed of every running program if these changes were undone and everything was at rest. Without
+    /// changes: the present speed at rest. The machine is unchanged. The records are in the order of the changes.
     fn speeds_without(&self, undone: &[&UndoRecord]) -> Speeds;
     /// How fast every program that runs is at this moment, without noise.
     fn speeds(&self) -> Speeds;
-    /// Most work that a day may cost against the machine left alone before it counts as harm, in percent × seconds of
-    /// one program. Programs that compete give way to each other: one that loses while others gain counts with what it
-    /// loses, since its guard watches it by itself.
+    /// Most work that a day may cost against the machine left alone, in percent × seconds of one program, before it is
+    /// harm. Gains of competing programs do not offset a loss, since a loser's guard watches it alone.
     fn harm_per_day_max(&self) -> f64;
     /// The daemon was killed or stopped: handles from now on are those of a new process.
     fn restarted(&mut self) {}
@@ -73,7 +68,7 @@ pub trait Subject {
     }
 }
 
-/// What to run.
+/// The options of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// First seed.
@@ -82,16 +77,15 @@ pub struct Options {
     pub seeds: u64,
     /// Simulated hours of each seed under faults; the quiet second half comes on top.
     pub hours: f64,
-    /// One seed in so many is run twice to compare the traces; 0 = none.
+    /// One seed in this many runs twice to compare the traces; 0 = none.
     pub repeat_every: u64,
-    /// Stop at so many failing seeds.
+    /// Stop at this many failing seeds.
     pub failures_max: usize,
     /// Rough signals instead of the usual ones: [`homeostat_simulator::rough`].
     pub rough: bool,
 }
 
 impl Options {
-    /// The command that lives one seed again.
     fn reproduction(&self, seed: u64) -> String {
         format!(
             "homeostat-lab --campaign --seed {seed} --seeds 1 --hours {}{}",
@@ -128,7 +122,7 @@ pub enum CampaignError {
     Options(String),
 }
 
-/// What was done and what came of it, in one life or in all together.
+/// Actions and their results, in one life or in all together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Simulated time, both halves; repetitions not counted.
@@ -143,7 +137,7 @@ pub struct Counts {
     pub verdicts: BTreeMap<String, u64>,
     /// Times the daemon was killed and started again.
     pub crashes: u64,
-    /// What the world showed of the changes.
+    /// The world's facts about the changes.
     pub truth: Truth,
 }
 
@@ -163,20 +157,20 @@ impl Counts {
     }
 }
 
-/// What one seed showed.
+/// The result of one seed.
 #[derive(Clone, Debug, Default)]
 pub struct Life {
     /// Its seed.
     pub seed: u64,
-    /// What happened in it.
+    /// Its events.
     pub counts: Counts,
     /// Hash over every effector call and every line.
     pub hash: u64,
     /// Lines in the trace.
     pub lines: u64,
-    /// What did not hold.
+    /// Violations.
     pub violations: Vec<Violation>,
-    /// The last lines of the trace when something did not hold, or all lines where they were asked for.
+    /// The last lines of the trace after a violation, or all lines if requested.
     pub trace: Vec<String>,
 }
 
@@ -189,12 +183,12 @@ pub struct Failure {
     pub reproduction: String,
 }
 
-/// What a campaign showed.
+/// The result of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Seeds run.
     pub seeds: u64,
-    /// What happened in all of them.
+    /// The events of all.
     pub counts: Counts,
     /// Seeds run twice.
     pub repeated: u64,
@@ -272,7 +266,7 @@ impl Report {
     }
 }
 
-/// The name of a kind as it stands in scenario files.
+/// The name of a kind in scenario files.
 pub fn kind_name(kind: Kind) -> String {
     match serde_json::to_value(kind) {
         Ok(serde_json::Value::String(name)) => name,
@@ -293,8 +287,8 @@ pub struct Progress {
     pub failures: usize,
 }
 
-/// Runs a campaign on machines made by `make` from a seed, that many seeds at a time. `progress` hears after each seed,
-/// in order, and may end the campaign by returning false. What comes of it does not depend on the number of threads.
+/// Runs a campaign on machines that `make` builds from seeds, in parallel. `progress` follows each seed, in order;
+/// false ends it. The result does not depend on threads.
 ///
 /// # Errors
 /// The options make no sense, or there is no temporary directory.
@@ -341,7 +335,7 @@ pub fn run_on<S: Subject>(
     broken.map_or(Ok(report), Err)
 }
 
-/// One life, lived twice where the options ask for it, and whether it was.
+/// One life, lived twice if the options ask for it, and whether it was.
 fn lived<S: Subject>(
     options: &Options,
     seed: u64,
@@ -365,8 +359,7 @@ fn lived<S: Subject>(
     Ok((life, twice))
 }
 
-/// One life under the swarm of its seed: both halves. A panic of the code under test is a violation, not the end of the
-/// campaign.
+/// One life under its seed's swarm: both halves. A panic of the code under test is a violation.
 ///
 /// # Errors
 /// The machine cannot be built, or there is no temporary directory.
@@ -395,7 +388,7 @@ pub fn live_under<S: Subject>(
     Ok(life)
 }
 
-/// One life under the swarm of its seed, with all lines of its trace: to find out why something went as it did.
+/// One life under its seed's swarm, with all lines of its trace, for finding a cause.
 ///
 /// # Errors
 /// As [`live`].
@@ -407,7 +400,7 @@ pub fn told<S: Subject>(
     remember(FaultPlan::swarm(seed), seed, hours, usize::MAX, make)
 }
 
-/// One life of which so many of the last lines are remembered.
+/// One life with this many remembered last lines.
 fn remember<S: Subject>(
     plan: FaultPlan,
     seed: u64,
@@ -448,8 +441,7 @@ fn remember<S: Subject>(
     Ok(life)
 }
 
-/// Runs a campaign on simulated machines drawn from the seeds, that many seeds at a time. `progress` hears after each seed and may end the
-/// campaign by returning false.
+/// Runs a campaign on simulated machines from seeds, in parallel. `progress` follows each seed; false ends it.
 ///
 /// # Errors
 /// The options make no sense, a machine cannot be built, or there is no temporary directory.

@@ -1,29 +1,11 @@
-//! The seven invariants, checked from outside: nothing here asks the code under test whether it did well.
+//! The seven invariants, checked from outside: the verdicts of the code under test play no part.
 //!
-//! **How restorability is checked.** A run without homeostat would be the obvious reference, but a program that is
-//! faster allocates, migrates and ends at other times, so two runs are never comparable value by value. Instead every
-//! change of the machine's settings is *attributed* at the moment when it happens: the [`Ledger`] takes a
-//! [`Picture`] before and after every call of an effector, and what differs in between is ours; what differs at any
-//! other time is the doing of a person, a program or the kernel. From this it keeps the picture of the machine *as if
-//! we had never touched it*. Amounts (pages on a node, large pieces) are attributed by difference, so a program that
-//! grows while its memory is moved is accounted for; settings (masks, switches) by value.
-//!
-//! **How "no harm" is checked.** What is kept must have been tried where everybody could see it: its coins on disk before
-//! each block, and the change driven to where they fell ([`Gain`] and what proves it: `evidence`). Whether it helps, and
-//! what all changes together cost against the same machine left alone, is asked of the simulated world, which knows its
-//! speeds without noise. What the mind says of itself (its trials, what is in force, its own count of harm) is held
-//! against that, and never the other way round.
-//!
-//! | invariant | what is compared |
-//! |---|---|
-//! | restorable | untouched picture against the picture found, whenever nothing is owed; the undo record is on disk before the first slice |
-//! | one change at a time | changes that were not proven yet and are not being taken back: at most one workload, or those that it tries as one change by its own words, and then by the same coins |
-//! | the person wins | a setting that a person wrote after us is never written again by us while its program lives |
-//! | no harm | what stays on was tried by coins on disk; the work lost against the machine left alone stays in its budget |
-//! | bounded | starts per hour, calls and lines per turn, what is owed, the size of the journal, the length of a trial |
-//! | deterministic | the hash over all effector calls and all lines of two runs of one seed |
-//! | explained | every action carries a sentence with numbers, every line says something, what is said to be in force is on |
-//! | (no panic) | nothing that the machine does ends the program |
+//! Two runs never compare value by value, since a faster program allocates and ends at other times. So every change of
+//! settings is *attributed* when it happens. The [`Ledger`] compares a [`Picture`] before and after every effector
+//! call: that difference is ours, others belong to people, programs or the kernel. Amounts (pages) are attributed by
+//! difference, so a program may grow during a move; settings by value. The world gives the true effect of kept changes,
+//! without noise. The engine's claims are compared with it, never the reverse. The variants of [`Invariant`] say what
+//! is compared.
 
 mod evidence;
 mod ledger;
@@ -40,21 +22,22 @@ use homeostat_store::journal::Coin;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 words!(
-    /// One of the seven invariants of the design, or the liveness that follows when all faults have stopped.
+    /// An invariant of the design, or the liveness after all faults have stopped.
     Invariant {
-        /// Every change has a synced record of what was found, and is taken back from it.
+        /// Every change has a synced record of what was found, before the first slice, and is taken back from it. The
+        /// untouched picture is compared with the found one whenever nothing is owed.
         Restorable = "restorable",
-        /// One change at a time per workload and shared resource.
+        /// Unproven changes touch one workload, or several tried as one by words and assignments.
         OneAtATime = "one change at a time",
-        /// What a person wrote is not overwritten.
+        /// A setting that a person wrote after us is never written by us again while its program lives.
         PersonWins = "the person wins",
-        /// Nothing is kept without an accepting verdict.
+        /// What stays on was tried ([`Gain`]), and the work lost against the machine left alone stays in its budget.
         NoHarm = "no harm",
-        /// Everything has a maximum.
+        /// Starts per hour, calls and lines per turn, what is owed, journal size and trial length are bounded.
         Bounded = "bounded",
-        /// Same seed, same story.
+        /// Two runs of one seed have the same hash over all effector calls and lines.
         Deterministic = "deterministic",
-        /// Every command has its sentence and its numbers.
+        /// Every action has a sentence with numbers, every line says something, and what is said to be in force is on.
         Explained = "explained",
         /// When the faults stop, everything settles.
         Liveness = "liveness",
@@ -68,18 +51,18 @@ words!(
 pub struct Violation {
     /// When (simulated time since boot).
     pub at: Nanoseconds,
-    /// Which.
+    /// The invariant.
     pub invariant: Invariant,
-    /// What was found, with names and numbers.
+    /// The finding, with names and numbers.
     pub text: String,
 }
 
 /// One call of an effector, as seen at the seam.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Which action.
+    /// The action.
     pub action: ActionId,
-    /// Whose.
+    /// The workload.
     pub workload: WorkloadId,
     /// By which effector.
     pub effector: EffectorId,
@@ -108,7 +91,7 @@ impl Call {
     }
 }
 
-/// What the mind says of itself in one turn: compared with what was seen at the seam.
+/// The engine's claims in one turn, to compare with the seam.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Said {
     /// Running real trials: experiment, and the workloads that it says it tries as one change.
@@ -130,13 +113,13 @@ pub struct Limits {
     pub trial: Nanoseconds,
     /// Calls of sensors and effectors in one turn.
     pub calls_per_turn: u64,
-    /// Lines told in one turn.
+    /// Lines in one turn.
     pub lines_per_turn: usize,
     /// Actions owed an undo at the same time.
     pub owed: usize,
     /// Turns in one simulated minute.
     pub turns_per_minute: u32,
-    /// Harm of any 24 hours in percent × seconds of one program: work lost against the machine left alone.
+    /// Harm of any 24 hours: work lost against the machine left alone, in percent × seconds of one program.
     pub harm_per_day: f64,
 }
 
@@ -144,7 +127,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             starts_per_hour: 20,
-            // The budget of a trial, plus an undo that is refused until it is given up and reported.
+            // The budget of a trial, plus a refused undo until it is given up and reported.
             trial: Nanoseconds::from_secs(3600 + 1800),
             calls_per_turn: 20_000,
             lines_per_turn: 512,
@@ -159,55 +142,46 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct Checkers {
     limits: Limits,
-    /// By action number, over restarts.
     acted: BTreeMap<ActionId, Acted>,
-    /// First sight of each trial that is running.
     trials: BTreeMap<ExperimentId, Nanoseconds>,
     starts: VecDeque<Nanoseconds>,
     started: BTreeSet<ExperimentId>,
-    /// Changes that began to be tried within the last hour, as the seam shows it.
+    /// Changes whose trial began within the last hour, from the seam.
     begun: VecDeque<Nanoseconds>,
-    /// Coins by experiment, as they appeared on disk.
     coins: BTreeMap<ExperimentId, Coins>,
-    /// What was owed at the last look.
     owed: BTreeSet<ActionId>,
-    /// Work lost within the last day: when, and how much in percent × seconds of one program.
+    /// Work lost within the last day: time, and percent × seconds of one program.
     lost: VecDeque<(Nanoseconds, f64)>,
     truth: Truth,
     minute: (u64, u32),
     found: Vec<Violation>,
-    /// How many of them were taken by `take_new`.
     told: usize,
     reported: BTreeSet<(Invariant, String)>,
 }
 
-/// Violations kept of one run; the first says most.
 const FOUND_MAX: usize = 32;
-/// Trials whose start is remembered.
 const STARTED_MAX: usize = 4096;
-/// Experiments whose coins are remembered.
 const COINS_KEPT: usize = 256;
-/// A change in force that no mind knows of any more may stand for this long: the retry of a refused undo.
+/// Longest time in force of a change unknown to any engine: the retry of a refused undo.
 const ORPHAN: Nanoseconds = Nanoseconds::from_secs(180);
-/// Effectors that may move pages that an earlier action has moved.
+/// Effectors that may move pages again that an earlier action has moved.
 const MOVES_MEMORY: [&str; 2] = ["thread_placement", "page_placement"];
-/// The true gain of what stays is asked for again so often.
+/// Period for asking the true gain of kept changes.
 const LOOK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
-/// A change does harm when it costs its program at least this much, whatever one counts.
+/// A change that costs its program at least this much does harm.
 const HARM: f64 = 0.05;
-/// Probes after which a change that does harm must be gone. The guard's detectors need a few.
+/// Probes after which a harmful change must be gone. The guard's detectors need a few.
 const PROBES_OF_HARM_MAX: u32 = 20;
-/// What the probes of a kept change may cost its program, as a share of its work. The guard allows itself half a percent over
-/// the whole of its life; the faults of a campaign make slow what it does in no time, and the first ten probes are close.
+/// Largest cost of a kept change's probes, as a share of its program's work. The guard allows itself half a percent
+/// over its life. Faults slow down instant changes, and the first ten probes come close together.
 const PROBE_COST_MAX: f64 = 0.05;
-/// Probes from which their cost is looked at.
+/// Probes before their cost is checked.
 const PROBES_FOR_COST: u32 = 10;
-/// A program works when it would use at least so many CPUs if the machine were left alone: the floor of what is tried.
+/// A program works if it would use at least this many CPUs on the machine left alone: the floor for trials.
 pub const WORKS_FROM: f64 = 0.05;
-/// What may be lost within a day on top of the budget of the trials: a trial may start just below that, and what is kept can
-/// become a loss. Until a guard ends it, it takes the interval between two probes, of up to half an hour and more where what
-/// is switched moves memory, and then eight pairs that lose: assumed, a third of the work of one program for half an hour. What is
-/// lost while an undo is refused or sensors fail comes out of the same.
+/// Allowed loss per day above the budget of the trials. A trial may start just below the budget, and a kept change can
+/// become a loss. A guard needs the interval between two probes (half an hour, or more if memory moves) and eight
+/// losing pairs. Assumed: a third of one program's work for half an hour, including refused undos and sensor faults.
 pub const HARM_UNTIL_ENDED: f64 = 60_000.0;
 const DAY: Nanoseconds = Nanoseconds::from_secs(86_400);
 const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
@@ -233,7 +207,7 @@ impl Checkers {
         }
     }
 
-    /// The whole machine, the loop with it, stood still for so long: that is nobody's delay.
+    /// The machine and the loop stood still for this time: nobody's delay.
     pub fn slept(&mut self, length: Nanoseconds) {
         for since in self.trials.values_mut() {
             *since += length;
@@ -251,12 +225,12 @@ impl Checkers {
         }
     }
 
-    /// What was found so far, oldest first.
+    /// Findings so far, oldest first.
     pub fn found(&self) -> &[Violation] {
         &self.found
     }
 
-    /// What was found since the last call of this.
+    /// Findings since the last call.
     pub fn take_new(&mut self) -> Vec<Violation> {
         let new = self.found[self.told..].to_vec();
         self.told = self.found.len();
@@ -270,7 +244,7 @@ impl Checkers {
 
     /// The limits are those of a new configuration.
     pub fn set_limits(&mut self, limits: Limits) {
-        // Starts before the change count against the more generous of the two.
+        // Starts before the change count against the more generous limit.
         self.limits = Limits {
             starts_per_hour: limits.starts_per_hour.max(self.limits.starts_per_hour),
             trial: limits.trial.max(self.limits.trial),
@@ -309,8 +283,7 @@ impl Checkers {
     }
 
     fn driven(&mut self, at: Nanoseconds, call: &Call, direction: Direction) {
-        // A further part, or the next part of a rollout, is no trial of its own; nor is what is tried beside another
-        // one, which is a matter of one change at a time.
+        // Further parts of a rollout are no trials. A try together with another one is checked as one change at a time.
         let begins = self.acted.iter().all(|(id, a)| {
             let beside = a.direction == Direction::Apply && !self.proven(a);
             let follows = a.workload == call.workload && a.effector == call.effector;
@@ -372,7 +345,7 @@ impl Checkers {
             .filter(|(id, a)| !a.on && !self.owed.contains(id))
             .map(|(id, _)| *id)
             .collect();
-        // Bounded: of what is off for good only the latest are remembered.
+        // Of finished actions only the latest are remembered.
         for id in off.iter().rev().skip(64) {
             self.acted.remove(id);
         }
@@ -396,7 +369,7 @@ impl Checkers {
         }
     }
 
-    /// The coins on disk, before the calls of the same turn: what was driven until now followed the last ones.
+    /// Takes the assignments on disk before the calls of the same turn: calls until now followed the earlier ones.
     pub fn tossed(&mut self, at: Nanoseconds, coins: &[Coin]) {
         for coin in coins {
             let known = self.coins.entry(coin.experiment).or_default();
@@ -416,7 +389,7 @@ impl Checkers {
         }
     }
 
-    /// Whether a change was tried where everybody could see it, or follows one that was.
+    /// Whether a change was visibly tried, or follows one that was.
     fn proven(&self, acted: &Acted) -> bool {
         acted.tried()
             || acted
@@ -473,12 +446,11 @@ impl Checkers {
         }
     }
 
-    /// What the mind says, against what was seen at the seam.
+    /// Compares the engine's claims with the seam.
     pub fn said(&mut self, at: Nanoseconds, said: &Said) {
         self.count_starts(at, said);
         let (trying, wrong) = self.standing(at, said);
-        // Several programs are tried as one change only if it says so; that they then follow the same coins is what proves
-        // each of them.
+        // Programs are tried as one change only by its sentence. The same assignments then prove each.
         let as_one = said
             .trials
             .iter()
@@ -517,8 +489,7 @@ impl Checkers {
         }
     }
 
-    /// The actions that were tried as one change with this one, by the coins that they followed, and the parts that followed
-    /// those; the action itself first.
+    /// This action, those tried as one change with it (same assignments), and the parts that followed them.
     pub fn tried_with(&self, id: ActionId) -> Vec<ActionId> {
         let leader = |a: &Acted, of: ActionId| a.leader.unwrap_or(of);
         let Some(own) = self.acted.get(&id) else {
@@ -534,18 +505,18 @@ impl Checkers {
         std::iter::once(id).chain(others).collect()
     }
 
-    /// Workloads on which a change is tried that is not proven, from the seam; and changes that are not as the mind says.
+    /// Workloads with an unproven change in trial, from the seam, and changes that contradict the engine.
     fn standing(
         &mut self,
         at: Nanoseconds,
         said: &Said,
     ) -> (BTreeSet<WorkloadId>, Vec<(ActionId, Invariant, &'static str)>) {
-        // One at a time, from the seam: changes that are not proven yet and not on their way out.
+        // One at a time, from the seam: unproven changes that are not being undone.
         let mut trying: BTreeSet<WorkloadId> = BTreeSet::new();
         let mut wrong = Vec::new();
         let mut kept = Vec::new();
         let mut orphans = Vec::new();
-        // Pages that were moved on later, with threads or after them, wait until that has gone back.
+        // Pages moved again later, with threads or alone, wait until that move is undone.
         let waits = |id: &ActionId, acted: &Acted| {
             let above = |(later, l): (&ActionId, &Acted)| {
                 later > id
@@ -647,7 +618,7 @@ impl Checkers {
         self.begun.clear();
     }
 
-    /// What is owed in the journal on disk against what was done at the seam.
+    /// Compares the journal on disk with the actions at the seam.
     pub fn owed(&mut self, at: Nanoseconds, owed: &BTreeSet<ActionId>, ledger: &Ledger) {
         self.owed.clone_from(owed);
         if owed.len() > self.limits.owed {

@@ -1,6 +1,6 @@
 //! Exact bounds on rates that were counted.
 
-/// The probability of at most `k` events in `n` independent tries of probability `p` each.
+/// Probability of at most `k` events in `n` independent tries of probability `p`.
 fn at_most(k: u64, n: u64, p: f64) -> f64 {
     if p <= 0.0 || k >= n {
         return 1.0;
@@ -8,7 +8,7 @@ fn at_most(k: u64, n: u64, p: f64) -> f64 {
     if p >= 1.0 {
         return 0.0;
     }
-    // Terms by their logarithms: the first may be smaller than any number.
+    // By logarithms: the first term may underflow.
     let (log_p, log_q) = (p.ln(), (-p).ln_1p());
     let mut log_term = n as f64 * log_q;
     let mut sum = log_term.exp();
@@ -19,8 +19,7 @@ fn at_most(k: u64, n: u64, p: f64) -> f64 {
     sum.min(1.0)
 }
 
-/// The largest rate that `k` events in `n` tries do not exclude at that confidence, one-sided (Clopper and Pearson 1934).
-/// 1 when there were no tries: nothing is known then.
+/// Largest rate that `k` events in `n` tries do not exclude, one-sided (Clopper and Pearson 1934). 1 without tries.
 pub fn rate_at_most(k: u64, n: u64, confidence: f64) -> f64 {
     if n == 0 || k >= n {
         return 1.0;

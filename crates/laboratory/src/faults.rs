@@ -1,12 +1,12 @@
 //! Faults of sensors, effectors, clock, journal and process, as a wrapper around any platform.
 //!
 //! A [`FaultPlan`] is a *swarm* (Groce et al. 2012): each seed enables a random subset of the kinds at random rates.
-//! Runs in which everything fails a little find less than runs in which some things fail a lot and others never: a
-//! crash that is rare among refusals is common where nothing is refused.
+//! Runs where everything fails a little find less than runs where few things fail often. A crash among refusals is
+//! common where nothing else is refused.
 //!
-//! A crash needs no second process: at a chosen call of a sensor, an effector or a journal step the state directory is
-//! copied as it stands, and from then on nothing reaches the machine or matters on disk. The loop is dropped and a new
-//! one starts from the copy, of which the tail that was not synced may be torn as a power cut would tear it.
+//! A crash needs no second process. At a chosen call of a sensor, an effector or a journal step the state directory is
+//! copied. From then on nothing reaches the machine or matters on disk. The loop is dropped, and a new one starts from
+//! the copy. Its unsynced tail may be torn as by a power cut.
 
 mod disk;
 mod faulty;
@@ -80,52 +80,49 @@ impl Trace {
     }
 }
 
-/// The state directory and the journal in it.
 #[derive(Default)]
 struct Disk {
     directory: PathBuf,
-    /// Where the copy of the state directory is when the daemon was killed.
+    /// Copy of the state directory at the kill.
     image: Option<PathBuf>,
     images: u64,
-    /// Steps of the journal so far.
     steps: u64,
-    /// Records at the end of the journal that are written and not synced.
+    /// Written but unsynced records at the end of the journal.
     unsynced: usize,
-    /// The second file of the journal as it was synced last.
+    /// The last synced `journal.count`.
     count: Vec<u8>,
-    /// Steps of the journal that fail, and with which error.
+    /// Number of journal steps to fail, and the error.
     failing: Option<(u32, io::ErrorKind)>,
 }
 
-/// What the wrapper, the journal hook and the campaign share.
+/// Shared by the wrapper, the journal hook and the campaign.
 struct State {
     plan: FaultPlan,
     random: Random,
     calm: bool,
     injected: BTreeMap<Kind, u64>,
-    /// Killed: nothing reaches the machine any more.
     dead: bool,
-    /// Calls until the daemon is killed, and whether the call still reaches the machine.
+    /// Calls until the kill, and whether the last call still reaches the machine.
     crash_in_calls: Option<(u64, bool)>,
-    /// Steps of the journal until the daemon is killed.
+    /// Steps of the journal until the kill.
     crash_in_steps: Option<u64>,
     disk: Disk,
     sensors_out_until: Nanoseconds,
     effectors_out_until: Nanoseconds,
-    /// Seconds that the wall clock is off.
+    /// Offset of the wall clock in seconds.
     wall_offset: i64,
     last: Option<Snapshot>,
     trace: Trace,
     calls: Vec<Call>,
     calls_in_turn: u64,
     ledger: Ledger,
-    /// Records that were on disk when their action first reached the machine.
+    /// Actions whose record was on disk when they first reached the machine.
     covered: BTreeSet<u64>,
     broken: Vec<(Breach, String)>,
     never_done: BTreeSet<u64>,
 }
 
-/// What the wrapper itself can see to be wrong.
+/// Faults that the wrapper itself can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
     /// An action reached the machine before its undo record was on disk.
@@ -144,11 +141,10 @@ impl std::fmt::Debug for Faults {
     }
 }
 
-/// Calls remembered between two turns.
 const CALLS_MAX: usize = 50_000;
 
 impl Faults {
-    /// Faults of a plan, for a daemon whose state is kept in `directory`, on a machine that looks like `picture`.
+    /// Faults of a plan, for a daemon with its state in `directory`, on a machine that looks like `picture`.
     pub fn new(plan: FaultPlan, directory: &Path, picture: Picture) -> Self {
         let random = Random::new(plan.seed ^ 0x4641_554c_5453_0000);
         Self(Arc::new(Mutex::new(State {
@@ -213,7 +209,7 @@ impl Faults {
         self.lock().trace.line(line);
     }
 
-    /// Keeps so many lines of the trace, at least one.
+    /// Keeps this many lines of the trace, at least one.
     pub fn keep_trace(&self, lines: usize) {
         self.lock().trace.kept = lines;
     }
@@ -230,7 +226,7 @@ impl Faults {
         (calls, std::mem::take(&mut s.calls_in_turn))
     }
 
-    /// What was wrong at the seam itself since the last time.
+    /// Faults at the seam itself since the last call.
     pub fn take_broken(&self) -> Vec<(Breach, String)> {
         std::mem::take(&mut self.lock().broken)
     }
@@ -260,7 +256,7 @@ impl Faults {
         self.lock().ledger.settle();
     }
 
-    /// Kills the daemon at the `calls`-th call from now; `reached` says whether that call still reaches the machine.
+    /// Kills the daemon at the `calls`-th call from now. `reached`: that call still reaches the machine.
     pub fn crash_after_calls(&self, calls: u64, reached: bool) {
         self.lock().crash_in_calls = Some((calls, reached));
     }
@@ -290,14 +286,13 @@ impl Faults {
         self.lock().effectors_out_until = until;
     }
 
-    /// Moves the wall clock by so many seconds.
+    /// Moves the wall clock by this many seconds.
     pub fn jump_wall_clock(&self, seconds: i64) {
         let mut s = self.lock();
         s.wall_offset = s.wall_offset.saturating_add(seconds);
     }
 
-    /// After a crash: the directory in which the next daemon finds what was on disk. The tail that was not synced may
-    /// be torn and the history damaged, as the plan says. The daemon is alive again.
+    /// The directory on disk after a crash, with torn tail and damaged history by the plan. The daemon is alive again.
     ///
     /// # Errors
     /// The copy could not be made or changed.
@@ -350,7 +345,7 @@ impl State {
         *self.injected.entry(kind).or_default() += 1;
     }
 
-    /// Whether a fault of a kind takes the place of this call.
+    /// Whether a fault of this kind replaces the call.
     fn strikes(&mut self, kind: Kind) -> bool {
         let rate = self.plan.rate(kind);
         if self.calm || rate <= 0.0 {
@@ -390,15 +385,14 @@ impl State {
             .directory
             .parent()
             .map_or_else(|| PathBuf::from(&name), |p| p.join(&name));
-        // A copy that failed is a directory without a journal, which the checkers would take for a lost one; so the
-        // old directory serves on.
+        // A failed copy has no journal, which the checkers would take for a lost one: go on with the old directory.
         match copy_directory(&self.disk.directory, &image) {
             Ok(()) => self.disk.image = Some(image),
             Err(e) => self.trace.line(format!("no image of the crash: {e}")),
         }
     }
 
-    /// Counts a call; true when the daemon is dead and the call must not reach the machine.
+    /// Counts a call. True: the daemon is dead and the call must not reach the machine.
     fn call_begins(&mut self) -> bool {
         self.calls_in_turn += 1;
         if self.dead {
@@ -415,7 +409,7 @@ impl State {
         false
     }
 
-    /// After a call that reached the machine: the daemon may be killed before it hears the answer.
+    /// After a call that reached the machine: the daemon may be killed before the answer.
     fn call_ends(&mut self) -> bool {
         if !self.dead && matches!(self.crash_in_calls, Some((0, true))) {
             self.die();
@@ -423,7 +417,6 @@ impl State {
         self.dead
     }
 
-    /// Keeps the second file of the journal as it is on disk now.
     fn keep_count(&mut self) -> io::Result<()> {
         self.disk.count = match std::fs::read(self.disk.directory.join(COUNT_FILE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -457,7 +450,7 @@ impl State {
         if let Some((left, kind)) = self.disk.failing {
             self.disk.failing = (left > 1).then_some((left - 1, kind));
             if step.ends_with(".after_write") && !step.starts_with("compact") && !step.starts_with("count.") {
-                // What was written is taken out again.
+                // Remove the written record.
                 self.disk.unsynced = self.disk.unsynced.saturating_sub(1);
             }
             return Err(io::Error::from(kind));

@@ -1,6 +1,6 @@
-//! Runs the whole of homeostat on simulated machines: the same engine, strategies, runtime and journal as the daemon.
+//! Runs all of homeostat on simulated machines, with the daemon's engine, strategies, runtime and journal.
 //!
-//! Scenarios, the published table, swarms of random machines, and fault campaigns with checkers of their own.
+//! Scenarios, the published table, swarms of random machines, and fault campaigns with independent checkers.
 
 pub mod campaign;
 pub mod checkers;

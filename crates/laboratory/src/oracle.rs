@@ -1,28 +1,26 @@
-//! The best that any fixed placement could reach on a simulated machine: what homeostat is measured against.
+//! The best that any fixed placement can reach on a simulated machine: the reference for homeostat.
 //!
-//! A placement says for every program on which chips its threads run, whether its memory lies beside them, and whether
-//! it is on large pages; and for every chip whether its prefetcher is on: all that homeostat's effectors can change, in
-//! units of chips. It is tried on a clone of the world, which knows how fast every program then runs without any noise
-//! and without the cost of getting there. On small machines all placements are tried; on larger ones a search from
-//! several starting points goes uphill until no single step helps.
+//! A placement covers all that homeostat's effectors can change, in units of chips. For every program it gives the
+//! chips of its threads, whether its memory lies with them, and large pages. For every chip it gives prefetch. Each
+//! placement is tried on a clone of the world, which gives all speeds without noise or transition costs. Small machines
+//! try all placements; larger ones climb from several starting points.
 //!
-//! What counts is [`merit`]: the oracle and homeostat are judged by the same measure. A placement in which a program cannot do
-//! the work that is offered to it is none: its requests would wait ever longer, however little CPU time each takes.
+//! [`merit`] judges oracle and homeostat. A placement in which a program cannot do its offered work is invalid: its
+//! requests would wait ever longer, however little CPU time each takes.
 
 use homeostat_simulator::layout::Layout;
 use homeostat_simulator::world::{PersonChange, World, WorldError};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All placements are tried when there are at most so many.
+/// Most placements for an exhaustive search.
 const EXHAUSTIVE_MAX: u64 = 1500;
-/// Placements tried at most by the search, from all starting points together.
 const TRIES_MAX: usize = 3000;
-/// A step uphill must be worth this much, relative: less is the noise of the fixed point.
+/// Least relative gain of a step: less is noise of the fixed point.
 const UPHILL_MIN: f64 = 1e-6;
-/// All sets of chips are candidates on machines with at most so many chips.
+/// Machines with at most this many chips try all sets of chips.
 const ALL_SETS_CHIPS_MAX: usize = 4;
 
-/// A program does the work that is offered to it when it does at least this share of it: noise and rounding.
+/// Share of the offered work from which a program counts as serving it: noise and rounding.
 const SERVED_MIN: f64 = 0.99;
 
 /// A program that counts.
@@ -30,13 +28,12 @@ const SERVED_MIN: f64 = 0.99;
 pub struct Subject {
     /// Its workload.
     pub name: String,
-    /// Whether a fixed number of customers drives it: then its work per second counts; else, at a given rate of
-    /// arrivals, its work per CPU second, as long as it does what is offered.
+    /// Closed load with a fixed number of customers: work per second counts. Otherwise arrivals have a rate: work per
+    /// CPU second counts, as long as the offered work is done.
     pub closed: bool,
 }
 
-/// What each subject achieves now, without noise: work per second (closed load); or work per CPU second times the share of
-/// the offered work that it does.
+/// Merit of each subject without noise: work per second (closed load), or per CPU second times the served share.
 pub fn merits(world: &mut World, subjects: &[Subject]) -> Vec<f64> {
     subjects
         .iter()
@@ -53,8 +50,7 @@ pub fn merits(world: &mut World, subjects: &[Subject]) -> Vec<f64> {
         .collect()
 }
 
-/// How good a state of the machine is, relative to another: the geometric mean over the programs, so that no program's
-/// gain is bought with the ruin of another. 1 = as good.
+/// Merit of a state relative to another; 1 = equal. The geometric mean keeps one's gain from hiding another's ruin.
 pub fn merit(now: &[f64], before: &[f64]) -> f64 {
     let logs: Vec<f64> = now
         .iter()
@@ -74,9 +70,9 @@ pub fn least_served(world: &mut World, subjects: &[Subject]) -> f64 {
     served.fold(1.0, f64::min)
 }
 
-/// What a state of the machine is worth, relative to another: its [`merit`]; one in which a program cannot do what is offered
-/// to it is never better than that other. Of such the one that leaves least undone is the best, so that a search finds its way
-/// out. The oracle's placements and the states that homeostat leads to are judged by this same figure.
+/// Worth of a machine state relative to another: its [`merit`]. A state in which a program cannot do its offered work
+/// is never better than the other. Among such states the one with the least undone work is best, so that a search finds
+/// its way out. The same figure judges the oracle's placements and homeostat's states.
 pub fn worth(world: &mut World, subjects: &[Subject], before: &[f64]) -> f64 {
     let merit = merit(&merits(world, subjects), before);
     let least = least_served(world, subjects);
@@ -87,7 +83,7 @@ pub fn worth(world: &mut World, subjects: &[Subject], before: &[f64]) -> f64 {
     }
 }
 
-/// What is chosen for one program.
+/// The choice for one program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Choice {
     /// Chips on which its threads may run; `None` = wherever the scheduler puts them.
@@ -106,7 +102,7 @@ impl Choice {
     };
 }
 
-/// What is chosen for the machine.
+/// The choice for the machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placement {
     /// By subject.
@@ -124,7 +120,6 @@ pub struct Best {
     pub placement: Placement,
 }
 
-/// A step of the search: from one placement to the next.
 type Step = Box<dyn Fn(&Placement) -> Placement>;
 
 /// Looks for the best placement.
@@ -135,7 +130,7 @@ pub struct Oracle<'a> {
     alone: Vec<f64>,
     sets: Vec<Vec<usize>>,
     tried: usize,
-    /// What the placements were worth that were tried; at most as many as may be tried.
+    /// Worth of the tried placements; bounded by the number of tries.
     known: BTreeMap<Placement, f64>,
 }
 
@@ -155,7 +150,7 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// What each subject achieves when nothing is changed.
+    /// Each subject's merit without a change.
     pub fn alone(&self) -> &[f64] {
         &self.alone
     }
@@ -210,8 +205,7 @@ impl<'a> Oracle<'a> {
         Ok(())
     }
 
-    /// What a placement is worth. One that was tried before counts as tried again: the budget of the search does not depend
-    /// on what is remembered.
+    /// Worth of a placement. Remembered placements count as tries, too: the search budget does not depend on memory.
     fn value(&mut self, placement: &Placement) -> Result<f64, WorldError> {
         self.tried += 1;
         if let Some(known) = self.known.get(placement) {
@@ -222,7 +216,6 @@ impl<'a> Oracle<'a> {
         Ok(value)
     }
 
-    /// All that can be chosen for one program.
     fn choices(&self) -> Vec<Choice> {
         let mut all = Vec::new();
         for large in [false, true] {
@@ -243,7 +236,7 @@ impl<'a> Oracle<'a> {
         all
     }
 
-    /// The best placement there is, or on machines too large for that the best that the search finds.
+    /// The best placement, on large machines the best that the search finds.
     ///
     /// # Errors
     /// The world refuses.
@@ -288,7 +281,7 @@ impl<'a> Oracle<'a> {
                     };
                 }
             }
-            // Count up, the first program fastest.
+            // Counts up, the first program fastest.
             let Some(digit) = at.iter().position(|i| i + 1 < choices.len()) else {
                 break;
             };
@@ -331,8 +324,8 @@ impl<'a> Oracle<'a> {
         Ok(best)
     }
 
-    /// Left alone; every program on the smallest set that holds its threads, the busiest first, each where least runs;
-    /// and the same with memory left where it is and prefetch off.
+    /// Left alone; each program on the smallest sufficient set of the least used chips, the busiest first; and the same
+    /// with memory in place and prefetch off.
     fn starts(&self) -> Vec<Placement> {
         let as_it_was = self.as_it_was();
         let mut world = self.base.clone();
@@ -389,8 +382,8 @@ impl<'a> Oracle<'a> {
         vec![packed, as_it_was, dry]
     }
 
-    /// One step after the other, as long as one helps: another set, memory beside it or not, large pages or not, for each
-    /// program; prefetch of each chip and of all; two programs change places.
+    /// Climbs while a step helps: for each program another set, memory with it or not, large pages or not; prefetch of
+    /// one or all chips; two programs swapped.
     fn climb(&mut self, start: Placement) -> Result<Best, WorldError> {
         let choices = self.choices();
         let chips = self.layout.chips.len();
@@ -456,8 +449,7 @@ impl<'a> Oracle<'a> {
     }
 }
 
-/// Sets of chips that a program may be given: all of them on small machines; else single chips, pairs of neighbours, the
-/// chips of a node, of a board, and of runs of boards.
+/// Chip sets for a program: all on small machines; else single chips, neighbour pairs, nodes, boards, runs of boards.
 fn chip_sets(layout: &Layout) -> Vec<Vec<usize>> {
     let n = layout.chips.len();
     let mut sets: BTreeSet<Vec<usize>> = BTreeSet::new();
@@ -488,7 +480,7 @@ fn chip_sets(layout: &Layout) -> Vec<Vec<usize>> {
         sets.insert((n / 2..n).collect());
     }
     sets.remove(&Vec::new());
-    // All chips at once is what a program has when it is left free.
+    // All chips at once is a program left free.
     if n == 1 {
         sets.clear();
     }

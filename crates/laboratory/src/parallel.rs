@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-/// Most threads that are started, whatever is asked for.
 const THREADS_MAX: usize = 256;
 
-/// Does `work` for every index on up to `threads` threads and hands the results to `take`, on the calling thread and in
-/// the order of the indices, so that what comes of them does not depend on the threads. `take` may end it by answering
-/// false; work that is under way then is finished and dropped.
+/// Runs `work` for every index on up to `threads` threads. `take` gets the results on the calling thread in index
+/// order, so they do not depend on the threads. `take` ends it with false; running work is finished and dropped.
 pub(crate) fn in_order<T: Send>(
     indices: Range<u64>,
     threads: usize,
@@ -32,7 +30,7 @@ pub(crate) fn in_order<T: Send>(
     let end = indices.end;
     let next = AtomicU64::new(indices.start);
     let stop = AtomicBool::new(false);
-    // Results that are waited for hold their worker up only when the reader is busy; what is early is kept below.
+    // Only a busy reader holds up the worker of an awaited result; early results are kept below.
     let (done, results) = mpsc::sync_channel(threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -47,7 +45,7 @@ pub(crate) fn in_order<T: Send>(
             });
         }
         drop(done);
-        // At most as many as there are indices; in practice as many as finish while one slow one runs.
+        // Bounded by the indices; in practice by what finishes while one slow index runs.
         let mut early = BTreeMap::new();
         let mut due = indices.start;
         for (index, result) in results {

@@ -1,10 +1,9 @@
-//! The published numbers (`data/published.toml`), reproduced by homeostat's own decisions on simulated machines and checked.
+//! Reproduces the published numbers (`data/published.toml`) by homeostat's decisions on simulated machines.
 //!
-//! Every gain is that of a run in which the engine decided; the optimised state is never switched on by hand (the runs "by hand" of
-//! P7, P14 and P15 are themselves published). homeostat's own cost is part of the machine's load. A number is the median over the
-//! seeds. A number that is missed says so with its reason, and fails when that is not known or has become worse.
-//!
-//! Made with rough signals ([`Scenario::roughen`]), the table says whether the verdicts depend on the machine being kind.
+//! Every gain comes from a run with the engine, never from an optimised state set by hand. The runs "by hand" of P7,
+//! P14 and P15 are themselves published. homeostat's cost is part of the load. A number is the median over the seeds. A
+//! missed number carries its reason; it fails if it is unknown or has become worse. Rough signals
+//! ([`Scenario::roughen`]) test whether the verdicts need a kind machine.
 
 use crate::parallel::in_order;
 use crate::report::{means, number, table};
@@ -33,7 +32,6 @@ pub enum Tolerance {
 use Tolerance::{AtLeast, AtMost, Share, Until, Within};
 
 impl Tolerance {
-    /// Whether a number is met.
     fn met(self, published: f64, reproduced: f64) -> bool {
         match self {
             Within(t) => (reproduced - published).abs() <= t,
@@ -44,8 +42,7 @@ impl Tolerance {
         }
     }
 
-    /// How much farther off than pinned a missed number may be before it counts as worse: once more the tolerance, or, of a
-    /// goal, a tenth of what was pinned.
+    /// How much farther than pinned a missed number may be: the tolerance again, or a tenth of the pin for a goal.
     fn slack(self, published: f64, pinned: f64) -> f64 {
         match self {
             Within(t) => t,
@@ -65,7 +62,6 @@ impl Tolerance {
     }
 }
 
-/// A mean of a program's points.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Field {
@@ -88,10 +84,10 @@ impl Field {
     }
 }
 
-/// Name of a run: a scenario, or a scenario with a list of strategies after a slash.
+/// A scenario, or a scenario with a list of strategies after a slash.
 type Name = String;
 
-/// Where a number is found. Changes are in percent.
+/// The source of a number. Changes are in percent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Measure {
@@ -105,7 +101,7 @@ enum Measure {
     Mean(Name, Arm, Field),
     /// Change of the work per second of all programs, mean of the runs.
     Gain(Vec<Name>),
-    /// What one run gains over another, in points of the work before.
+    /// Gain of one run over another, in points of the work before.
     GainOver(Name, Name),
     /// Work of all programs of an arm over the whole run.
     Total(Name, Arm),
@@ -176,7 +172,6 @@ impl Measure {
     }
 }
 
-/// Change to a value from another, in percent.
 fn percent(now: f64, then: f64) -> Option<f64> {
     (then > 0.0).then(|| (now / then - 1.0) * 100.0)
 }
@@ -202,8 +197,8 @@ fn total(outcome: &Outcome, arm: Arm) -> Option<f64> {
     Some(points.map(|p| p.work_per_s * p.seconds).sum())
 }
 
-/// The latest of the programs' first moments from which on a bound is held in nine of ten points of the next five minutes: blocks of
-/// a trial in which the change is off count as not held, single probes of the guard do not matter.
+/// The latest first moment over the programs from which nine of ten points of the next five minutes hold a bound. Off
+/// blocks of a trial count as not held; single probes do not matter.
 fn held_from(outcome: &Outcome, bound: f64) -> Option<f64> {
     const NEXT_S: f64 = 300.0;
     let mut latest: f64 = 0.0;
@@ -220,7 +215,7 @@ fn held_from(outcome: &Outcome, bound: f64) -> Option<f64> {
     Some(latest)
 }
 
-/// The median of the points at which 67 to 73 % of the accesses of all programs are local.
+/// Median over the points at which 67 to 73 % of all accesses are local.
 fn once_placed(outcome: &Outcome) -> Option<f64> {
     let programs = &outcome.track(Arm::Homeostat)?.programs;
     let placed = |p: &Point| p.local_share.is_none_or(|l| (0.67..=0.73).contains(&l));
@@ -244,7 +239,7 @@ fn once_placed(outcome: &Outcome) -> Option<f64> {
 pub struct Row {
     /// Row of the published results, such as `P8`.
     pub row: String,
-    /// What the number is.
+    /// The meaning of the number.
     pub what: String,
     /// Its unit.
     pub unit: String,
@@ -257,7 +252,7 @@ pub struct Row {
     of: Measure,
     #[serde(default = "one")]
     per: f64,
-    /// Where it was known to be missed.
+    /// Its known value, if missed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<f64>,
     /// Why it is missed.
@@ -270,7 +265,7 @@ fn one() -> f64 {
 }
 
 impl Row {
-    /// Whether a number is farther off than it was pinned, in the direction of the miss.
+    /// Whether a number is farther off than pinned, in the direction of the miss.
     fn is_worse(&self, value: Option<f64>) -> bool {
         let Some(pinned) = self.pinned else { return false };
         let Some(value) = value else { return true };
@@ -300,17 +295,15 @@ struct Rows {
     rows: Vec<Row>,
 }
 
-/// The outcomes of the runs, by name.
 type Results = BTreeMap<Name, Outcome>;
 
 /// One number, reproduced.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
-    /// What was published.
+    /// The published row.
     #[serde(flatten)]
     pub row: Row,
-    /// What each seed gave, the scenario's own first; `None` when it gave nothing to measure, which counts as larger than
-    /// any number: a time that was not reached.
+    /// Value per seed, the scenario's own first. `None`: a time that was not reached, larger than any number.
     pub by_seed: Vec<Option<f64>>,
     /// The median of them.
     pub median: Option<f64>,
@@ -341,7 +334,7 @@ impl Entry {
         }
     }
 
-    /// Why it should not be as it is: missed without being known to be, or farther off than known.
+    /// Why it fails: missed without a known reason, or farther off than known.
     fn complaint(&self) -> Option<&'static str> {
         match (self.met, self.row.pinned.is_some(), self.worse) {
             (false, false, _) => Some("not understood yet"),
@@ -389,7 +382,7 @@ const HEAD: [&str; 10] = [
 /// How the table is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Seeds of each run, 1 to [`SEEDS_MAX`]: the scenario's own, then that plus multiples of [`SEED_STEP`].
+    /// Seeds of each run, 1 to [`SEEDS_MAX`]: the scenario's own, then plus multiples of [`SEED_STEP`].
     pub seeds: u64,
     /// With rough signals.
     pub rough: bool,
@@ -399,10 +392,10 @@ pub struct Options {
 
 /// Most seeds of the table.
 pub const SEEDS_MAX: u64 = 1000;
-/// From one seed of a run to the next: larger than the seeds of the scenarios, so that no two runs share one.
+/// Step between seeds of a run: larger than the scenarios' seeds, so that no two runs share one.
 pub const SEED_STEP: u64 = 10_000;
 
-/// Why the table can not be made.
+/// Why the table cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishedError {
     /// The data of the program are broken.
@@ -414,7 +407,7 @@ pub enum PublishedError {
     /// A run failed.
     #[error("{run}: {source}")]
     Run {
-        /// Which.
+        /// The run.
         run: String,
         /// Why.
         source: RunError,
@@ -437,8 +430,7 @@ fn scenario_of(run: &str, strategies: &BTreeMap<String, Vec<String>>) -> Result<
     Ok(scenario)
 }
 
-/// Makes all runs and holds them against what was published. `go_on` sees the progress and may break it off by answering
-/// false.
+/// Makes all runs and compares them with the published numbers. `go_on` sees the progress; false ends it.
 ///
 /// # Errors
 /// [`PublishedError`].
@@ -453,11 +445,11 @@ pub fn run(
             scenarios.insert(name.clone(), scenario_of(name, &strategies)?);
         }
     }
-    // The longest first, so that all threads end together.
+    // Longest first, so that all threads end together.
     let mut scenarios: Vec<(Name, Scenario)> = scenarios.into_iter().collect();
     scenarios.sort_by(|(_, a), (_, b)| b.hours.total_cmp(&a.hours));
     let mut numbers: Vec<Vec<Option<f64>>> = vec![Vec::new(); table.rows.len()];
-    // Seed by seed, so that only the curves of one seed are held at a time.
+    // Seed by seed, to hold the curves of one seed only.
     for turn in 0..options.seeds.clamp(1, SEEDS_MAX) {
         let work = |index: u64| {
             let (name, scenario) = scenarios.get(index as usize)?;

@@ -1,17 +1,14 @@
-//! What a run looked like: the table before and after, and curves in the terminal.
-//!
-//! Everything here is drawn from [`Track`]s alone; nothing is computed anew and nothing is left out that the run saw.
+//! The report of a run: a table before and after, and terminal curves. It draws all of the [`Track`]s, nothing else.
 
 use crate::run::{Arm, Line, Point, Track};
 use crate::scenario::Window;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// A curve that is drawn: its name, its unit, and where it is found in a point.
+/// A curve: its name, its unit, and its value in a point.
 struct Quantity {
     name: &'static str,
     unit: &'static str,
-    /// Shares are drawn from 0 to 100.
     share: bool,
     of: fn(&Point) -> Option<f64>,
 }
@@ -60,7 +57,7 @@ const QUANTITIES: &[Quantity] = &[
 pub struct Comparison {
     /// The program.
     pub program: String,
-    /// What one unit of its work is.
+    /// The unit of its work.
     pub unit: String,
     /// Means over the window before.
     pub before: Point,
@@ -70,7 +67,7 @@ pub struct Comparison {
     pub gain: Option<f64>,
 }
 
-/// Means of one program's points over a window, weighted by time; its `seconds` are those that points cover.
+/// Time-weighted means of a program's points over a window; `seconds` covers the points.
 pub fn means(points: &[Point], window: Window) -> Point {
     let within = |p: &Point| p.at_s.min(window.to_s) - (p.at_s - p.seconds).max(window.from_s);
     let parts: Vec<(f64, &Point)> = points
@@ -218,7 +215,7 @@ pub fn moment(seconds: f64) -> String {
     format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// The story of a run, a line each, as the daemon's log would tell it.
+/// The log of a run, a line each, as in the daemon's log.
 pub fn story(lines: &[Line]) -> String {
     let mut out = String::new();
     for line in lines {
@@ -228,7 +225,7 @@ pub fn story(lines: &[Line]) -> String {
     out
 }
 
-/// One line of the story.
+/// One line of the log.
 pub fn story_line(line: &Line) -> String {
     let who = line.workload.as_deref().unwrap_or("machine");
     let warning = if line.warning { "warning: " } else { "" };
@@ -240,23 +237,21 @@ pub fn story_line(line: &Line) -> String {
     )
 }
 
-/// Whether the line tells of a decision that belongs on the time axis.
+/// Whether the line is a decision for the time axis.
 fn is_mark(line: &Line) -> bool {
     match line.stage.as_str() {
         "trying" | "event" => true,
-        // That there is nothing more to do is no decision to do something.
+        // "Nothing further" is no decision to act.
         "improved" => !line.text.starts_with("nothing further"),
         "declined" => line.warning,
         _ => false,
     }
 }
 
-/// The decisions with their letters, as many as there are letters.
 fn marks(lines: &[Line]) -> Vec<(char, &Line)> {
     ('a'..='z').zip(lines.iter().filter(|l| is_mark(l))).collect()
 }
 
-/// Rounds up to a number that is easy to read on an axis.
 fn ceiling(value: f64) -> f64 {
     if !(value > 0.0 && value.is_finite()) {
         return 1.0;
@@ -269,7 +264,6 @@ fn ceiling(value: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// The top of the axis for a quantity over all tracks.
 fn top(q: &Quantity, tracks: &[&Track], program: &str) -> f64 {
     if q.share {
         return 100.0;
@@ -288,17 +282,14 @@ fn points_of<'a>(tracks: &'a [&'a Track], program: &'a str) -> impl Iterator<Ite
     })
 }
 
-/// Whether a curve shows anything: there are values, and not all are zero.
 fn worth_drawing(q: &Quantity, tracks: &[&Track], program: &str) -> bool {
     points_of(tracks, program)
         .flat_map(|(_, points)| points.iter().filter_map(q.of))
         .any(|v| v.is_finite() && v > 0.0)
 }
 
-/// Programs drawn at most, in the order of the scenario.
 const PROGRAMS_DRAWN_MAX: usize = 8;
 
-/// The letter with which an arm is drawn in the terminal, later arms over earlier ones.
 fn pen(arm: Arm, unicode: bool) -> char {
     match (arm, unicode) {
         (Arm::LeftAlone, _) => '.',
@@ -309,13 +300,11 @@ fn pen(arm: Arm, unicode: bool) -> char {
     }
 }
 
-/// Rows of a curve.
 const HEIGHT: usize = 10;
-/// Columns before it.
 const LEFT: usize = 9;
 
-/// Curves in the terminal, `width` characters wide: throughput, locality, cores, page sizes, prefetch of each program,
-/// with the decisions as letters on the time axis. ASCII only unless `unicode`.
+/// Terminal curves, `width` characters wide: throughput, locality, cores, page sizes, prefetch of each program, with
+/// decisions as letters on the time axis. ASCII only unless `unicode`.
 pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
     let Some(first) = tracks.first() else {
         return String::new();
@@ -379,7 +368,7 @@ pub fn plot(tracks: &[&Track], width: usize, unicode: bool) -> String {
     out
 }
 
-/// Draws one curve: the mean of the points that fall into a column, so that it does not depend on the resolution.
+/// Draws one curve. Each column is the mean of its points, so the resolution does not matter.
 fn draw(
     grid: &mut [Vec<char>],
     q: &Quantity,

@@ -1,9 +1,7 @@
-//! Runs a scenario: the same runtime, engine, strategies and journal as the daemon, over a simulated machine.
-//!
-//! One run has one [`Arm`]: the machine left alone, set by hand at the start, or given to homeostat. All arms of a
-//! scenario see the same programs, the same events and the same noise; what differs is what was done to the machine.
-//! What is measured for the curves and the table is the world's own count of finished work, never what homeostat's
-//! sensors said.
+//! Runs a scenario: the daemon's runtime, engine, strategies and journal over a simulated machine. A run has one
+//! [`Arm`]: the machine left alone, set by hand at the start, or given to homeostat. All arms share programs, events
+//! and noise, and differ in what is done to the machine. Curves and table use the world's count of finished work, never
+//! homeostat's sensors.
 
 use crate::scenario::{Baseline, Scenario};
 use homeostat_engine::{OperatorRequest, Status};
@@ -19,27 +17,25 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Turns without any advance of the time before a run counts as stuck.
+/// Turns without advance of the time that count as stuck.
 const IDLE_TURNS_MAX: u32 = 100_000;
-/// Lines of a story at most; the rest is counted.
 const STORY_MAX: usize = 20_000;
-/// Programs named in a summary.
 const SUMMARY_PROGRAMS_MAX: usize = 8;
-/// Time that a stop may take until everything is undone.
+/// Time limit of a stop with all undos.
 const STOP_PATIENCE_S: f64 = 3600.0;
-/// So long after CPUs or nodes have come or gone the daemon looks at the machine again.
+/// Delay before the daemon probes the machine again after a change of CPUs or nodes.
 pub(crate) const MACHINE_CHANGED: Nanoseconds = Nanoseconds::from_secs(10);
 
-/// What was done to the machine in a run.
+/// The treatment of the machine in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arm {
     /// Nothing.
     #[default]
     LeftAlone,
-    /// What an expert sets by hand at the start.
+    /// Set by an expert at the start.
     Manual,
-    /// What homeostat decides.
+    /// Decided by homeostat.
     Homeostat,
 }
 
@@ -83,7 +79,7 @@ pub struct Point {
     pub latency_ns: Option<f64>,
 }
 
-/// Means between two states of the world's books.
+/// Means between two states of the world's totals.
 fn point_between(old: &Totals, new: &Totals, at_s: f64, seconds: f64) -> Point {
     let run_s = new.run_s - old.run_s;
     let work = (new.work - old.work).max(0.0);
@@ -111,13 +107,13 @@ fn point_between(old: &Totals, new: &Totals, at_s: f64, seconds: f64) -> Point {
 pub struct ProgramTrack {
     /// Its name.
     pub program: String,
-    /// What one unit of its work is.
+    /// The unit of its work.
     pub unit: String,
     /// The points, in order.
     pub points: Vec<Point>,
 }
 
-/// A line of the story.
+/// A line of the log.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Line {
     /// When, seconds since the start of the run.
@@ -128,14 +124,14 @@ pub struct Line {
     pub stage: String,
     /// The sentence.
     pub text: String,
-    /// Whether an operator should look at it.
+    /// Whether an operator should see it.
     pub warning: bool,
 }
 
 /// Everything a run showed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Track {
-    /// What was done to the machine.
+    /// The treatment of the machine.
     pub arm: Arm,
     /// Seed of the run.
     pub seed: u64,
@@ -143,15 +139,15 @@ pub struct Track {
     pub length_s: f64,
     /// The programs, in the order of the scenario.
     pub programs: Vec<ProgramTrack>,
-    /// What happened.
+    /// The events.
     pub story: Vec<Line>,
-    /// Mean use of each hardware thread (0..1, as accounting shows it) over the window that the table looks at.
+    /// Mean use of each hardware thread (0..1, as accounting shows it) over the table's window.
     pub thread_use: Vec<f64>,
     /// Lines that did not fit.
     pub lines_left_out: u64,
     /// CPU time that homeostat itself used, in seconds; part of what the machine had to carry.
     pub own_cpu_s: f64,
-    /// What homeostat saw and held at the end.
+    /// homeostat's state at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view: Option<Status>,
     /// True when it was broken off before its end.
@@ -193,7 +189,7 @@ impl Track {
     }
 }
 
-/// Why a run can not be made.
+/// Why a run cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The scenario has no machine to run on.
@@ -201,7 +197,7 @@ pub enum RunError {
     Scenario {
         /// Its name.
         scenario: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// The world refuses.
@@ -217,24 +213,23 @@ pub enum RunError {
         "no temporary directory for the journal: {0}\n  hint: set TMPDIR to a directory that can be written"
     )]
     Directory(#[from] std::io::Error),
-    /// The journal of the run can not be used.
+    /// The journal of the run cannot be used.
     #[error("the journal of the run: {0}")]
     Journal(#[from] JournalError),
-    /// The simulated machine can not be described.
+    /// The simulated machine cannot be described.
     #[error("the simulated machine: {0}")]
     Start(#[from] StartError),
     /// The run makes no progress.
     #[error("the run stands still at {at_s} s: {turns} turns without any advance of the time")]
     Stuck {
-        /// Where, seconds since the start.
+        /// Time, seconds since the start.
         at_s: f64,
         /// Turns.
         turns: u32,
     },
 }
 
-/// A directory for the journal and the history: in memory where the system has one, so that syncing costs nothing; what is
-/// tested of it is its order.
+/// A directory for journal and history, in memory if possible: syncs are free, and the tests need only their order.
 pub(crate) fn scratch(prefix: &str) -> Result<TempDir, std::io::Error> {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() {
@@ -253,28 +248,27 @@ pub struct Laboratory {
     directory: TempDir,
     runtime: Option<Runtime<SimPlatform, SimClock>>,
     wake_at: Nanoseconds,
-    /// When the machine is looked at again, since CPUs or nodes have come or gone.
+    /// When to probe again after a change of CPUs or nodes.
     look_at: Option<Nanoseconds>,
     events: VecDeque<TimedChange>,
     next_point: Nanoseconds,
     last: Vec<Totals>,
     last_at: Nanoseconds,
     origin: Nanoseconds,
-    /// Use of each hardware thread at the points of the window that the table looks at.
     used: Vec<Vec<f64>>,
     track: Track,
 }
 
 impl Laboratory {
-    /// A world at its start, and whoever acts in it.
+    /// A world at its start, with the arm's actor.
     ///
     /// # Errors
-    /// [`RunError`]: the scenario, the temporary directory or the journal can not be used.
+    /// [`RunError`]: the scenario, the temporary directory or the journal cannot be used.
     pub fn new(scenario: &Scenario, arm: Arm) -> Result<Self, RunError> {
         Self::recorded(scenario, arm, None)
     }
 
-    /// The same, with a recorder for what homeostat sees and answers until its first crash.
+    /// The same, with a recorder for homeostat's inputs and answers until its first crash.
     ///
     /// # Errors
     /// As [`Laboratory::new`].
@@ -348,17 +342,17 @@ impl Laboratory {
         &self.platform
     }
 
-    /// Where the journal and the history are.
+    /// The directory of journal and history.
     pub fn directory(&self) -> PathBuf {
         self.directory.path().to_owned()
     }
 
-    /// What people would see, while homeostat runs.
+    /// The state for people, while homeostat runs.
     pub fn view(&self) -> Option<Status> {
         self.runtime.as_ref().map(Runtime::view)
     }
 
-    /// What was seen so far.
+    /// The track so far.
     pub fn track(&self) -> &Track {
         &self.track
     }
@@ -394,10 +388,10 @@ impl Laboratory {
         }
     }
 
-    /// Starts homeostat again after a crash: it recovers from its journal first.
+    /// Starts homeostat again after a crash, with recovery from its journal.
     ///
     /// # Errors
-    /// The journal can not be used, or the machine can not be described.
+    /// The journal cannot be used, or the machine cannot be described.
     pub fn restart(&mut self) -> Result<RecoveryReport, RunError> {
         let report = self.start(None)?;
         let text = format!(
@@ -418,7 +412,7 @@ impl Laboratory {
         }
     }
 
-    /// Asks homeostat to stop and undo everything, and runs on until it has. True when it finished.
+    /// Asks homeostat to stop and undo everything, and runs until it has. True when it finished.
     ///
     /// # Errors
     /// As [`Laboratory::run_until`].
@@ -434,7 +428,7 @@ impl Laboratory {
     /// Runs until that moment (seconds since the start).
     ///
     /// # Errors
-    /// [`RunError::World`] when an event can not happen, [`RunError::Stuck`] when the time stands still.
+    /// [`RunError::World`] when an event cannot happen, [`RunError::Stuck`] when the time stands still.
     pub fn run_until(&mut self, until_s: f64) -> Result<(), RunError> {
         let end = self.origin + Nanoseconds::from_secs_f64(until_s);
         let mut idle = 0;
@@ -521,7 +515,6 @@ impl Laboratory {
         Ok(())
     }
 
-    /// CPUs or nodes have come or gone: the machine is looked at again, as the daemon does.
     fn look_again(&mut self, now: Nanoseconds) -> Result<(), RunError> {
         if self.look_at.is_some_and(|at| now >= at) {
             self.look_at = None;
@@ -554,7 +547,6 @@ impl Laboratory {
             .collect()
     }
 
-    /// Closes a step of the curves.
     fn point(&mut self, now: Nanoseconds) {
         let totals = self.totals();
         let seconds = (now - self.last_at).as_secs_f64();
@@ -608,12 +600,11 @@ pub struct Progress<'a> {
     pub at_s: f64,
     /// Seconds to simulate in this run.
     pub length_s: f64,
-    /// Lines of the story that are new since the last call.
+    /// Lines of the log since the last call.
     pub lines: &'a [Line],
 }
 
-/// One run from its start to its end. `go_on` sees the progress about a hundred times and may end the run early by
-/// answering false; then what was seen until there is returned.
+/// One run. `go_on` sees the progress about a hundred times; false ends it early and returns what was seen.
 ///
 /// # Errors
 /// [`RunError`].
@@ -652,7 +643,7 @@ pub struct Outcome {
     pub scenario: String,
     /// One line for people.
     pub title: String,
-    /// Where it comes from.
+    /// Its source.
     pub source: String,
     /// The runs: homeostat's first.
     pub tracks: Vec<Track>,
@@ -667,7 +658,7 @@ impl Outcome {
     }
 }
 
-/// Makes all runs of a scenario and compares them. Broken off early, it compares what there is.
+/// Makes all runs of a scenario and compares them, or those until it is broken off.
 ///
 /// # Errors
 /// [`RunError`].

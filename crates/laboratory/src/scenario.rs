@@ -1,7 +1,5 @@
-//! Scenario files: a machine, its programs, what happens to them, and what is compared.
-//!
-//! TOML, documented in `docs/evidence.md`. Every mistake is answered with the file, the line, the value and the
-//! remedy. The scenarios of the published rows are part of the program ([`built_in`]).
+//! Scenario files (TOML): machine, programs, events and comparison, documented in `docs/evidence.md`. An error names
+//! file, line, value and remedy. The scenarios of the published rows are part of the program ([`built_in`]).
 
 use homeostat_engine::Policy;
 pub use homeostat_engine::policy::Profile;
@@ -16,11 +14,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 
-/// Longest run: a simulated month.
 const HOURS_MAX: f64 = 744.0;
-/// Events of a scenario at most.
 const EVENTS_MAX: usize = 100_000;
-/// Points of a curve at most.
 const POINTS_MAX: f64 = 200_000.0;
 
 /// A span of virtual time, seconds since the start of the run.
@@ -33,7 +28,7 @@ pub struct Window {
     pub to_s: f64,
 }
 
-/// What the table before and after compares.
+/// The comparison of the table before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum Baseline {
@@ -68,8 +63,7 @@ pub struct MachineSection {
     /// How the kernel places threads.
     #[serde(default = "fan_out")]
     pub scheduler: SchedulerKind,
-    /// The machine can split large pages that several processes map, whatever its layout says: published machines could,
-    /// no Linux can from outside.
+    /// The machine can split large pages of several processes, as published machines could and Linux cannot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub split_shared: bool,
 }
@@ -86,7 +80,7 @@ pub struct Scenario {
     pub name: String,
     /// One line for people.
     pub title: String,
-    /// Where the machine and the numbers come from.
+    /// Source of the machine and the numbers.
     #[serde(default)]
     pub source: String,
     /// Published rows that this scenario reproduces, such as `P15`.
@@ -94,7 +88,7 @@ pub struct Scenario {
     pub rows: Vec<String>,
     /// Length in simulated hours.
     pub hours: f64,
-    /// Seed of the noise and of homeostat's coins.
+    /// Seed of the noise and of homeostat's random assignment.
     #[serde(default = "one")]
     pub seed: u64,
     /// Length of a point of the curves in seconds.
@@ -102,22 +96,22 @@ pub struct Scenario {
     pub resolution_s: f64,
     /// The machine.
     pub machine: MachineSection,
-    /// What surrounds the programs: fragmentation, paging, power, cost of the optimizer.
+    /// The programs' surroundings: fragmentation, paging, power, cost of the optimizer.
     #[serde(default)]
     pub surroundings: Surroundings,
-    /// Profiles that the programs name, beside those that ship with the program.
+    /// Profiles that the programs name, in addition to the shipped ones.
     #[serde(default, rename = "program-profile")]
     pub profiles: Vec<ProgramProfile>,
     /// Its programs.
     #[serde(rename = "program")]
     pub programs: Vec<ProgramSpec>,
-    /// What happens.
+    /// The events.
     #[serde(default, rename = "event")]
     pub events: Vec<TimedChange>,
-    /// What an expert sets by hand at the start, in the run that is compared with homeostat's.
+    /// Settings by an expert at the start, in the run compared with homeostat's.
     #[serde(default)]
     pub by_hand: Vec<PersonChange>,
-    /// What is compared. Absent: the last quarter of the run with and without homeostat.
+    /// The comparison. Absent: the last quarter of the run with and without homeostat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Windows>,
     /// Strategies that may be used; all when absent.
@@ -126,7 +120,7 @@ pub struct Scenario {
     /// Thresholds: homeostat's own or those of the original.
     #[serde(default)]
     pub profile: Profile,
-    /// Settings of the mind that differ from the defaults, as in the daemon's configuration.
+    /// Engine settings that differ from the defaults, as in the daemon's configuration.
     #[serde(default)]
     pub policy: Policy,
 }
@@ -139,7 +133,7 @@ fn minute() -> f64 {
     60.0
 }
 
-/// What is wrong with a scenario.
+/// A fault of a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// No such file, and no scenario of that name.
@@ -147,9 +141,9 @@ pub enum ScenarioError {
         "{name}: neither a scenario of the program nor a file that can be read ({why})\n  hint: `homeostat-lab --list` prints the scenarios"
     )]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Why it can not be read as a file.
+        /// Why it cannot be read as a file.
         why: String,
     },
     /// A mistake, with its place.
@@ -159,9 +153,9 @@ pub enum ScenarioError {
         file: String,
         /// Line, from 1.
         line: usize,
-        /// What is wrong, with the value.
+        /// The fault, with the value.
         message: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
 }
@@ -180,7 +174,6 @@ macro_rules! shipped {
     };
 }
 
-/// The scenarios that ship with the program: name and text.
 const BUILT_IN: &[(&str, &str)] = shipped![
     "p1",
     "p3",
@@ -216,7 +209,7 @@ pub fn built_in() -> Result<Vec<Scenario>, ScenarioError> {
     BUILT_IN.iter().map(|(file, text)| parse(file, text)).collect()
 }
 
-/// A scenario by name, or else from a file.
+/// A scenario by name, else from a file.
 ///
 /// # Errors
 /// [`ScenarioError`]: neither exists, or something in it is wrong.
@@ -234,7 +227,7 @@ pub fn find(name: &str) -> Result<Scenario, ScenarioError> {
 /// A scenario from a file.
 ///
 /// # Errors
-/// [`ScenarioError`]: the file can not be read, or something in it is wrong.
+/// [`ScenarioError`]: the file cannot be read, or something in it is wrong.
 pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
     let text = std::fs::read_to_string(path).map_err(|e| ScenarioError::Unknown {
         name: path.display().to_string(),
@@ -267,13 +260,11 @@ pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioError> {
     Ok(scenario)
 }
 
-/// The line (from 1) of a byte of the text.
 fn line_at(text: &str, byte: usize) -> usize {
     let end = byte.min(text.len());
     1 + text.as_bytes()[..end].iter().filter(|b| **b == b'\n').count()
 }
 
-/// The message with the line it is about.
 fn quote(text: &str, line: usize, message: &str) -> String {
     let said = text
         .lines()
@@ -287,7 +278,6 @@ fn quote(text: &str, line: usize, message: &str) -> String {
     }
 }
 
-/// What to do about a complaint of the parser.
 fn remedy(message: &str) -> &'static str {
     if message.contains("unknown field") {
         "the key is misspelt or stands in the wrong section; the expected ones are listed; docs/evidence.md explains each"
@@ -302,17 +292,17 @@ fn remedy(message: &str) -> &'static str {
     }
 }
 
-/// A mistake before it knows its file.
+/// A mistake without its file.
 struct Mistake {
     line: usize,
     message: String,
     remedy: String,
 }
 
-/// Where something stands: section, which one of that name, key.
+/// Section, which one of that name, key.
 type Place<'a> = (&'a str, usize, &'a str);
 
-/// Something that may be wrong, and where it is looked for.
+/// Text that may be wrong, to find its place.
 struct Text<'a>(&'a str);
 
 impl Text<'_> {
@@ -329,7 +319,7 @@ impl Text<'_> {
     }
 }
 
-/// Line of the `index`-th (from 0) section of that name, or of the key in it; the first line if it is not written out.
+/// Line of the `index`-th (from 0) section of that name, or of the key in it; its first line if the key is absent.
 fn line_of(text: &str, section: &str, index: usize, key: &str) -> usize {
     let header = format!("[[{section}]]");
     let single = format!("[{section}]");
@@ -379,7 +369,7 @@ impl Scenario {
         })
     }
 
-    /// The settings of the mind in this scenario.
+    /// The engine's settings in this scenario.
     pub fn policy(&self) -> Policy {
         let mut policy = self.policy.clone();
         policy.seed = self.seed;
@@ -430,14 +420,13 @@ impl Scenario {
         })
     }
 
-    /// Whether a program or one of its workloads has that name.
     fn knows(&self, name: &str) -> bool {
         self.programs
             .iter()
             .any(|p| p.name == name || p.workloads().iter().any(|w| w == name))
     }
 
-    /// Looks for what the types can not express. `text` is where it was read from.
+    /// Finds what the types cannot express. `text` is the source.
     fn check(&self, text: &str) -> Result<(), Mistake> {
         let text = Text(text);
         self.check_times(&text)?;
@@ -591,7 +580,7 @@ pub fn machines() -> Vec<&'static str> {
 }
 
 impl Scenario {
-    /// Gives the run another length. Windows at its end move with it; events beyond it are left out.
+    /// Changes the length of the run. Windows at its end move along; later events are dropped.
     ///
     /// # Errors
     /// The length is no length, or shorter than the scenario's resolution allows.

@@ -1,19 +1,17 @@
-//! A swarm of random machines and programs, each given to homeostat for some simulated hours, and compared with the best
-//! fixed placement that the [oracle](crate::oracle) finds, and with the same seed left alone.
+//! Compares homeostat on random machines with the best fixed placement ([oracle](crate::oracle)), and with the same
+//! seed left alone.
 //!
-//! One index of a swarm is one machine: its shape, its programs, their noise and homeostat's coins follow from the
-//! swarm's seed and that index alone, so `--seed S --from I --machines 1` shows the machine again. What is measured is
-//! the world's own speed without noise; what homeostat's sensors and its engine said plays no part in it.
+//! One index is one machine. Its shape, programs, noise and random assignment follow from the swarm's seed and that
+//! index. So `--seed S --from I --machines 1` shows it again. The world's noise-free speeds are measured; homeostat's
+//! sensors and engine play no part.
 //!
-//! * **Share of the best**: merit of the last minutes over the merit of the best placement (geometric mean of the
-//!   programs' speeds). Median over the last [`END_S`], so that a probe at the very end does not count as the state.
-//! * **Harm exposure**: of all the programs' work in the run, the part lost against the same seed left alone: second by
-//!   second, by how much each program was slower than that, and the time it stood still. What another second or another
-//!   program gained is not set against it. `harm` beside it is the part of trials that were not accepted alone, against
-//!   the moment before each.
-//! * **False accepts**: accepted experiments whose true effect on the program, in the measure that judged it, was not
-//!   above zero: its noise-free speed in the blocks that were on against those that were off (of a rollout: just after
-//!   it against just before).
+//! * **Share of the best**: merit of the last minutes over that of the best placement (geometric mean of the programs'
+//!   speeds). The median over the last [`END_S`] ignores a probe at the end.
+//! * **Harm exposure**: share of all programs' work lost against the seed left alone, by slower seconds and standstill.
+//!   Gains of other seconds or programs do not offset it. `harm` covers only unaccepted trials, against the moment
+//!   before each.
+//! * **False accepts**: accepted experiments without a true gain, in the measure that judged. Noise-free speed of on
+//!   blocks is compared with off blocks; of a rollout, just after with just before.
 
 mod machines;
 mod report;
@@ -34,15 +32,13 @@ use std::rc::Rc;
 
 /// The end of a run, in seconds: its median is the end state.
 pub const END_S: f64 = 1200.0;
-/// A program whose true effect is above this counts as helped; below zero as harmed.
+/// A true effect above this helped its program; below zero it harmed.
 const NOTHING: f64 = 0.0;
-/// Seconds between two looks at the speeds.
 const LOOK_S: f64 = 1.0;
 /// Seconds before and after a rollout in which its effect is read.
 const ROLLOUT_LOOK_S: f64 = 30.0;
-/// Experiments read from one run's history at most.
 const EXPERIMENTS_MAX: u32 = 2000;
-/// What to run.
+/// The options of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
@@ -54,7 +50,7 @@ pub struct Options {
     pub count: u64,
     /// Simulated hours of each, at least 0.5.
     pub hours: f64,
-    /// Which thresholds homeostat uses.
+    /// homeostat's thresholds.
     pub profile: Thresholds,
     /// Rough signals instead of the usual ones: [`homeostat_simulator::rough`].
     pub rough: bool,
@@ -99,7 +95,7 @@ pub enum SwarmError {
     /// A run failed.
     #[error("machine {index}: {source}")]
     Run {
-        /// Which.
+        /// The machine.
         index: u64,
         /// Why.
         source: RunError,
@@ -107,7 +103,7 @@ pub enum SwarmError {
     /// A world refuses what the oracle wants.
     #[error("machine {index}: {source}")]
     World {
-        /// Which.
+        /// The machine.
         index: u64,
         /// Why.
         source: WorldError,
@@ -115,7 +111,7 @@ pub enum SwarmError {
     /// The history of a run cannot be read.
     #[error("machine {index}: {source}")]
     History {
-        /// Which.
+        /// The machine.
         index: u64,
         /// Why.
         source: HistoryError,
@@ -133,8 +129,8 @@ pub struct Trial {
     pub verdict: Option<Verdict>,
     /// Level at which it was tested.
     pub alpha: f64,
-    /// True effect on the program, in the measure that judged; of several the mean of the logarithms by CPUs, as the trial
-    /// judges them. `None` when it never was on or never off.
+    /// True effect on the program, in the measure that judged. For several: the log mean weighted by CPUs, as trials
+    /// judge them. `None` if it was never on or never off.
     pub truth: Option<f64>,
     /// Work lost while it ran, in seconds of one program.
     pub lost_s: f64,
@@ -144,7 +140,6 @@ impl Trial {
     fn accepted(&self) -> bool {
         self.verdict == Some(Verdict::Accepted)
     }
-    /// The change did not help.
     fn is_null(&self) -> bool {
         self.truth.is_some_and(|t| t <= NOTHING)
     }
@@ -179,24 +174,20 @@ pub struct Case {
 
 // ---- what was seen --------------------------------------------------------------------------------------------------
 
-/// Speeds, for as long as they stay the same.
+/// Speeds while they stay the same.
 struct Speeds {
     version: u64,
-    /// Noise-free work per second of each subject.
     work: Vec<f64>,
-    /// CPUs of each.
     cpus: Vec<f64>,
-    /// What counts.
     merits: Vec<f64>,
-    /// All of it, relative to the machine left alone.
+    /// Merit of all, relative to the machine left alone.
     merit: f64,
 }
 
-/// What was seen at one moment.
 struct Look {
     at_s: f64,
     speeds: Rc<Speeds>,
-    /// Seconds lost to moves, summed over the programs, since the start.
+    /// Seconds lost to moves since the start, over all programs.
     lost_s: f64,
 }
 
@@ -224,9 +215,9 @@ fn look(world: &mut World, at_s: f64, subjects: &[Subject], alone: &[f64], last:
     }
 }
 
-/// Those whose speeds judge an experiment, as the experiment itself judges them.
+/// The subjects whose speeds judge an experiment, as the experiment does.
 struct Judges {
-    /// Subject, whether its work per CPU second counts, and its weight: the CPUs that it used at the start.
+    /// Subject, whether its work per CPU second counts, and its weight: its CPUs at the start.
     members: Vec<(usize, bool, f64)>,
 }
 
@@ -242,7 +233,7 @@ impl Judges {
         let members = names
             .map(|name| {
                 let subject = subjects.iter().position(|s| s.name == name.as_str())?;
-                // Where both are named, a program whose load is offered is judged by its CPU time.
+                // If both are named, CPU time judges a program with an offered load.
                 let closed = subjects.get(subject).is_some_and(|s| s.closed);
                 let cpus = first.speeds.cpus.get(subject).copied().unwrap_or(0.0);
                 Some((subject, by_cpu && !(by_work && closed), cpus.max(1e-3)))
@@ -251,7 +242,7 @@ impl Judges {
         Some(Self { members })
     }
 
-    /// The logarithm of the noise-free speed, mean over the members by weight.
+    /// Logarithm of the noise-free speed, weighted mean over the members.
     fn score(&self, look: &Look) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for (subject, by_cpu, weight) in &self.members {
@@ -268,8 +259,8 @@ impl Judges {
     }
 }
 
-/// The true effect of an accepted rollout: the speed just after it against that just before. In its slots the parts made
-/// in earlier stages are on both sides; and what was rolled back has no after.
+/// The true effect of an accepted rollout: speed just after it against just before. Within its slots both sides contain
+/// the parts of earlier stages, and a rollback has no after.
 fn rolled_out(record: &ExperimentRecord, looks: &[Look], judges: &Judges, span_s: (f64, f64)) -> Option<f64> {
     let middle = |from_s: f64, to_s: f64| {
         let first = looks.partition_point(|l| l.at_s < from_s);
@@ -288,7 +279,7 @@ fn rolled_out(record: &ExperimentRecord, looks: &[Look], judges: &Judges, span_s
     Some((after - before).exp() - 1.0)
 }
 
-/// The true effect of an experiment: mean speed in the measured parts of the blocks that were on, against those off.
+/// The true effect of an experiment: mean speed in the measured parts of on blocks against off blocks.
 fn truth(
     record: &ExperimentRecord,
     looks: &[Look],
@@ -316,7 +307,7 @@ fn truth(
     (n_off > 0 && n_on > 0).then(|| (on / f64::from(n_on) - off / f64::from(n_off)).exp() - 1.0)
 }
 
-/// Seconds of one program's work that were lost while a trial ran, against the moment before it.
+/// Seconds of one program's work lost during a trial, against the moment before it.
 fn lost(looks: &[Look], from_s: f64, to_s: f64) -> f64 {
     let first = looks.partition_point(|l| l.at_s < from_s);
     let Some(before) = first.checked_sub(1).and_then(|i| looks.get(i)) else {
@@ -332,7 +323,7 @@ fn lost(looks: &[Look], from_s: f64, to_s: f64) -> f64 {
     lost
 }
 
-/// By how much programs are slower than they were, as shares of the work of one; gains of others do not count.
+/// Slowdown of the programs, in shares of one's work. Gains of others do not count.
 fn slower(now: &[f64], before: &[f64]) -> f64 {
     now.iter()
         .zip(before)
@@ -341,7 +332,7 @@ fn slower(now: &[f64], before: &[f64]) -> f64 {
         .sum()
 }
 
-/// Seconds of one program's work that were lost in the whole run against the machine left alone, whose speeds are steady.
+/// Seconds of one program's work lost in the run against the machine left alone, whose speeds are steady.
 fn exposed(looks: &[Look], alone: &[f64]) -> f64 {
     let (mut lost, mut at_s) = (0.0, 0.0);
     for l in looks {
@@ -387,7 +378,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
         let seen = platform.with_world(|w| look(w, at_s, &subjects, &alone, looks.last()));
         looks.push(seen);
     }
-    // What is still in force at the end stays for the look into the history; nothing is undone.
+    // Keep what is in force at the end for the history; undo nothing.
     laboratory.crash();
     let history = History::open_read_only(&laboratory.directory().join(HISTORY_FILE))
         .and_then(|h| {
@@ -401,7 +392,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
     let (placebos, real): (Vec<_>, Vec<_>) = history
         .into_iter()
         .partition(|e| e.kind == ExperimentKind::Placebo);
-    // Oldest first, so that sums do not depend on the order of the history.
+    // Oldest first, so that sums do not depend on the history's order.
     let mut real: Vec<(f64, ExperimentRecord)> = real
         .into_iter()
         .map(|e| (e.started_unix as f64 - unix, e))
@@ -426,7 +417,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
         .collect();
     let end = looks.partition_point(|l| l.at_s < length_s - END_S);
     let reached = percentile(&sorted(looks.iter().skip(end).map(|l| l.speeds.merit)), 0.5);
-    // A state that homeostat found is a placement, too.
+    // A state that homeostat reached is a placement, too.
     let most = best.merit.max(reached);
     let lost_s: f64 = trials
         .iter()
@@ -451,8 +442,7 @@ pub fn one(options: &Options, index: u64) -> Result<Case, SwarmError> {
     })
 }
 
-/// Runs a swarm, that many machines at a time. `go_on` sees each machine, in order, and may end the swarm by answering
-/// false. What comes of it does not depend on the number of threads.
+/// Runs a swarm in parallel. `go_on` sees each machine, in order; false ends it. Threads do not matter.
 ///
 /// # Errors
 /// [`SwarmError`]: that of the first machine that failed.

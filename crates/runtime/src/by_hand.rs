@@ -1,5 +1,5 @@
-//! A change that a person asks for, outside of any experiment: with its undo on disk before it is made, kept in force until
-//! that person takes it back, and put back in full when something fails half way.
+//! A change that a person asks for, outside any experiment. Its undo is on disk first. It stays until the person takes
+//! it back. A failure half way reverts it in full.
 
 use crate::recovery;
 use homeostat_model::{Action, ActionId, Direction, UndoRecord};
@@ -26,7 +26,7 @@ pub enum ByHandError {
     /// The undo failed and is still owed.
     #[error("change {id} could not be taken back: {why}\n  hint: try again, or `homeostat restore --kept`")]
     Undo {
-        /// Which.
+        /// The action.
         id: ActionId,
         /// Why.
         why: String,
@@ -69,11 +69,11 @@ pub fn change(
     Ok(record)
 }
 
-/// Takes a change back. False: there was nothing left to take back.
+/// Takes a change back. False: nothing was left to take back.
 ///
-/// That it is kept no longer is on disk before the first step: a start that found it kept would leave what is half undone
-/// as it is. A journal that cannot be written holds nobody up who wants his setting back. What another change lies over is not
-/// taken back before that: it would be taken for somebody else's, and struck off.
+/// The end of keeping is on disk before the first step: a start that found the change kept would leave it half undone.
+/// An unwritable journal does not stop a person's undo. A change that lies under another one waits: otherwise its undo
+/// would take the upper value for somebody else's and strike the record off.
 ///
 /// # Errors
 /// [`ByHandError`]; the undo stays owed.

@@ -1,18 +1,16 @@
-//! Carries out what the mind asks for: journal first, act, confirm, record.
+//! Carries out the engine's commands: journal first, act, confirm, record. Takes no decisions; faults become events.
 //!
-//! The same code runs on the real machine and on the simulated one: everything outside comes through
-//! `homeostat_platform`'s traits and the store. It takes no decisions; faults become events.
+//! The same code runs on the real and on the simulated machine, through `homeostat_platform`'s traits and the store.
 //!
-//! Order of an action, and what a crash at each point leaves behind:
-//! 1. `prepare` tells how to undo; nothing has changed.
-//! 2. the record is on disk ([`Journal::intend`] synced); nothing has changed, recovery undoes nothing.
-//! 3. slices of the change; recovery undoes what was done, from the record alone.
-//! 4. `applied` is noted; recovery undoes all.
-//! 5. the undo runs and is verified; recovery undoes again, which finds nothing to do. Of what was kept over a stop it is
-//!    noted first that its undo begins: recovery leaves alone what is kept.
-//! 6. `put back` is noted; recovery finds nothing of ours, and what reads like ours is somebody else's. Before the change is made
-//!    once more `applied` is noted.
-//! 7. `closed` is noted; nothing is owed.
+//! Order of an action, and what recovery does after a crash at each point:
+//! 1. `prepare` computes the undo: nothing to recover.
+//! 2. [`Journal::intend`] syncs the record: nothing to undo.
+//! 3. Slices of the change run: recovery undoes them, from the record alone.
+//! 4. `applied` is noted: recovery undoes all.
+//! 5. The undo runs and is verified: recovery undoes again and finds nothing to do. For a kept change the journal notes
+//!    the beginning of the undo first, since recovery leaves kept changes alone.
+//! 6. `put back` is noted: a value like ours is now somebody else's. `applied` is noted before the change is remade.
+//! 7. `closed` is noted: nothing is owed.
 
 pub mod by_hand;
 #[cfg(test)]
@@ -45,33 +43,29 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Share of one CPU that scanning may take at rest; scans are spread out until it holds.
 const SCAN_SHARE: f64 = 0.001;
-/// … and for a while after memory became short: who takes it is seen from two scans, and who loses it cannot wait.
+/// Larger share for a while after a memory shortage: two scans must show who takes memory, and the losers cannot wait.
 const SCAN_SHARE_HURRIED: f64 = 0.01;
-/// Longest time between scans, however dear.
 const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
 /// Wait after an effector said "not now".
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
-/// Times in a row that an effector may say "not now" before the action counts as failed.
+/// "Not now" answers in a row after which an action counts as failed.
 const BUSY_MAX: u32 = 15;
-/// Times that an undo of what is kept waits ([`BUSY_WAIT`]) for a journal that cannot be written, a minute and a half in all: what
-/// ends before is in force, as the journal says. Then it goes on without, since who wants it back must not depend on the disk.
+/// Waits of [`BUSY_WAIT`], 90 s in all, for an unwritable journal before the undo of a kept change. Then it runs
+/// anyway: a person's undo must not depend on the disk. An earlier end leaves the change in force, as journalled.
 const UNNOTED_MAX: u32 = 45;
-/// Longest that a change waits for another one that gets no further: an undo as long as five pauses of the longest kind, or three
-/// times that the journal is waited for. Then it is told as not possible now, and the mind, which knows whether it must go on
-/// waiting, tries again.
+/// Longest wait for another change that makes no progress: five of the longest pauses, or three waits for the journal.
+/// Then the change is reported as not possible now, and the engine decides whether to wait on.
 const TURN_PATIENCE: Nanoseconds = Nanoseconds::from_secs(300);
-/// Longest pause between two slices, whatever the effector asks for: an undo must not wait for ever.
+/// Longest pause between two slices, whatever the effector asks for. An undo must not wait for ever.
 const PAUSE_MAX: Nanoseconds = Nanoseconds::from_secs(60);
-/// The wait after slices that get no further doubles so often, to about a second.
+/// Doublings of the wait without progress: up to about a second.
 const IDLE_DOUBLINGS_MAX: u32 = 10;
-/// Events handled in one turn; the rest waits for the next.
 const EVENTS_PER_TURN_MAX: usize = 256;
-/// Shortest wait, so that a fault can never turn the loop into a spin.
+/// Shortest wait: a fault must not turn the loop into a spin.
 const WAIT_MIN: Nanoseconds = Nanoseconds::from_millis(1);
-/// The history is pruned this often.
 const PRUNE_EVERY: Nanoseconds = Nanoseconds::from_secs(3600);
 
-/// What one turn of the loop did.
+/// The result of one turn of the loop.
 #[derive(Debug, Default)]
 pub struct Turn {
     /// Lines for people, in order.
@@ -88,23 +82,20 @@ pub enum StartError {
     /// The machine cannot be described.
     #[error("the machine cannot be read: {0}")]
     Machine(#[from] PlatformError),
-    /// What was asked to be recorded cannot be.
+    /// The wanted recording cannot be made.
     #[error("{0}")]
     Recording(#[from] RecordingError),
 }
 
-/// An action on its way.
 struct Pending {
     direction: Direction,
     due: Nanoseconds,
     busy: u32,
-    /// Slices in a row that got no further.
     idle: u32,
-    /// Times that the journal could not be told that it is kept no longer.
+    /// Failed tries to note in the journal that the change is kept no longer.
     unnoted: u32,
-    /// Most units finished so far.
     finished: u64,
-    /// When it last got further, or waited for one that does.
+    /// Time of the last progress of this change, or of one that it waits for.
     moved_at: Nanoseconds,
 }
 
@@ -122,11 +113,10 @@ impl Pending {
     }
 }
 
-/// Another change of the same direction for which one waits.
+/// Another change of the same direction that must go first.
 struct Before {
     id: ActionId,
     due: Nanoseconds,
-    /// When it last got further.
     moved_at: Nanoseconds,
     /// Whether the effector itself keeps the order of the two: see [`recovery::effector_knows`].
     is_kept_by_effector: bool,
@@ -144,28 +134,27 @@ pub struct Runtime<P, C> {
     records: BTreeMap<ActionId, UndoRecord>,
     events: VecDeque<Event>,
     stories: Vec<Story>,
-    /// What the mind wanted to be looked at when the last turn ended.
+    /// The engine's sampling plan at the end of the last turn.
     plan: Option<SamplingPlan>,
     next_scan: Nanoseconds,
     next_detail: Nanoseconds,
-    /// When the last look was taken.
     looked_at: Nanoseconds,
-    /// When the last scan was made, and the CPU time that it took.
+    /// Time of the last scan, and its CPU time.
     scanned: (Nanoseconds, Nanoseconds),
     next_prune: Nanoseconds,
     journal_warned: bool,
-    /// A coin could not be written down: no change is switched on until one can.
+    /// A random assignment could not be journalled: no change is applied until it can.
     coin_missing: bool,
-    /// Why the last sample could not be taken; told once.
+    /// Why the last sample failed; reported once.
     unseen: Option<String>,
-    /// Undone, but the journal could not be told yet.
+    /// Undone, but not yet closed in the journal.
     unclosed: BTreeSet<ActionId>,
     finished: bool,
     recorder: Option<Recorder>,
 }
 
 impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
-    /// Undoes what an earlier run left behind, before the first sample, then builds the mind.
+    /// Undoes what an earlier run left, before the first sample, and builds the engine.
     ///
     /// # Errors
     /// The machine cannot be described at all.
@@ -180,10 +169,10 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         Self::start_recorded(platform, clock, journal, history, strategies, policy, None)
     }
 
-    /// As [`Runtime::start`], and records what reaches the mind and what it answers.
+    /// As [`Runtime::start`], and records the engine's events and commands.
     ///
     /// # Errors
-    /// Also when the recording cannot be begun: somebody wants it, and would find out too late.
+    /// Also when the recording cannot begin: its user would find out too late.
     pub fn start_recorded(
         mut platform: P,
         clock: C,
@@ -194,13 +183,13 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         mut recorder: Option<Recorder>,
     ) -> Result<(Self, RecoveryReport), StartError> {
         let machine = platform.machine()?;
-        // Who only advises has nothing in force, nor what an earlier run kept on purpose.
+        // In advise mode nothing is in force, not even changes kept by an earlier run.
         let advises = policy.mode == Mode::AdviseOnly;
         let report = restore(&mut journal, &mut platform, &clock, &machine.boot_id, advises);
         let kept: Vec<(UndoRecord, bool)> = journal
             .owed()
             .filter(|o| !o.is_void(&machine.boot_id))
-            // What could not be undone now is still there, too: the mind knows of it and tries again.
+            // A change that could not be undone now is still there: the engine knows it and tries again.
             .map(|o| (o.record.clone(), o.state == OwedState::Kept))
             .collect();
         let unfinished: VecDeque<Event> = kept
@@ -277,8 +266,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         self.events.push_back(Event::Operator(request));
     }
 
-    /// Somebody else has written this setting: what homeostat did with it is withdrawn, and their value stays. Returns the
-    /// numbers of the changes that go. `why` is the sentence for people.
+    /// Withdraws homeostat's changes to a setting that somebody else has written; their value stays. Returns the
+    /// numbers of the withdrawn changes. `why` is the sentence for people.
     pub fn setting_is_others(&mut self, path: &str, why: &str) -> Vec<ActionId> {
         let ours: Vec<ActionId> = self
             .records
@@ -289,7 +278,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         for id in &ours {
             self.operator(OperatorRequest::Yield(*id, why.to_owned()));
         }
-        // What is decided next is decided on what is there now.
+        // Scan now, so that the next decisions see the current state.
         self.next_scan = self.clock.now();
         ours
     }
@@ -302,13 +291,13 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 Target::Files(files) if files.iter().any(|f| f == path) => {
                     is(r.action.arguments.get("value")) || is(r.found.get("value"))
                 }
-                // Of a pair the other one reads zero while ours is in force.
+                // The other file of a pair reads zero while ours is in force.
                 _ => sets(r, path) && (value == "0" || is(r.found.get("other"))),
             }
         })
     }
 
-    /// What people see.
+    /// The state for people.
     pub fn view(&self) -> Status {
         self.engine.view()
     }
@@ -321,7 +310,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     // ---- sensing ------------------------------------------------------------------------------------------------
 
     fn sample_if_due(&mut self, now: Nanoseconds) {
-        // Nothing has reached the mind since the wake-up time was made from it.
+        // No event has reached the engine since it computed this wake-up time.
         let plan = self.plan.take().unwrap_or_else(|| self.engine.sampling());
         let scan = now >= self.scan_due(&plan);
         let detail = !plan.detail.is_empty() && now >= self.next_detail;
@@ -329,7 +318,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         if !scan && !detail && !host {
             return;
         }
-        // Whoever is looked at in detail is looked at each time: a look is one interval for all.
+        // Sample every detailed workload each time, so that one interval holds for all.
         let request = SampleRequest {
             scan,
             detail: plan.detail,
@@ -339,7 +328,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         self.platform.look_at_reads(plan.reads);
         self.platform.follow_spans(&plan.spans);
         let looked = self.platform.sample(&request);
-        // First what can be read no more: what was read tells nothing of it.
+        // Lost meters first: their last readings say nothing about the loss.
         for lost in self.platform.take_lost_meters() {
             let why = fault(&lost.why);
             self.events
@@ -365,7 +354,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             self.next_scan = now + plan.scan_every.max(spread(cost, SCAN_SHARE));
         }
         if detail {
-            // Keep the beat; after a long delay start a new one.
+            // Keep the rhythm; after a long delay start a new one.
             let due = self.next_detail + plan.detail_every;
             self.next_detail = if due > now { due } else { now + plan.detail_every };
         } else {
@@ -373,7 +362,6 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// When the next scan of all processes is due.
     fn scan_due(&self, plan: &SamplingPlan) -> Nanoseconds {
         let (at, cost) = self.scanned;
         if plan.in_a_hurry {
@@ -425,7 +413,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// Writes a step to the recording. What becomes of a recording never holds the mind or the hands up.
+    /// Writes a step to the recording. A failing recording never holds up the engine or the effectors.
     fn record(
         &mut self,
         noted: Result<(), RecordingError>,
@@ -481,7 +469,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 }
                 self.pending.remove(&action);
             }
-            // What was kept over an earlier stop is written down already.
+            // A change kept over an earlier stop is already noted.
             Command::Keep(action) if self.journal.is_kept(action) => {}
             Command::Keep(action) => {
                 let result = self.journal.kept(action);
@@ -507,7 +495,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             }
             Command::RecordExperiment(record) => {
                 if record.verdict.is_some() {
-                    // The trial whose coin was lost is over.
+                    // The trial with the lost assignment is over.
                     self.coin_missing = false;
                     let result = self.journal.note(Note::Ended(record.id));
                     self.journal_result(result);
@@ -533,7 +521,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// Tells the journal what it could not be told before.
+    /// Closes in the journal what could not be closed before.
     fn close_late(&mut self) {
         let waiting: Vec<ActionId> = self.unclosed.iter().copied().collect();
         for action in waiting {
@@ -557,7 +545,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         match result {
             Ok(()) => self.journal_warned = false,
             Err(e) if !self.journal_warned => {
-                // The record stays owed; undoing twice is harmless, forgetting would not be.
+                // The record stays owed: undoing twice is harmless, forgetting is not.
                 self.journal_warned = true;
                 self.tell(
                     format!("the journal cannot be written: {e}; no new change will be made"),
@@ -590,7 +578,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 kind: FaultKind::Journal,
                 text: format!("the journal cannot be written, so nothing is changed: {e}"),
             };
-            // Without a record it is never closed.
+            // Without a record it can never be closed.
             self.platform.forget(&record);
             self.events
                 .push_back(Event::Settled(id, Direction::Apply, Err(fault)));
@@ -603,7 +591,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     fn switch(&mut self, id: ActionId, direction: Direction) {
         if !self.records.contains_key(&id) {
-            // Never prepared or never journalled: nothing was done, so it is off already.
+            // Never prepared or never journalled: it is off already.
             let done = match direction {
                 Direction::Undo => Ok(Progress {
                     done: true,
@@ -630,7 +618,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 .is_some_and(|o| o.state == OwedState::PutBack)
         {
             if let Err(e) = self.journal.applied(id) {
-                // A start that found it put back would take ours for somebody else's, and leave it.
+                // A start that found it put back would take our value for somebody else's and leave it.
                 let fault = Fault {
                     kind: FaultKind::Journal,
                     text: format!("the journal cannot be written, so nothing is changed: {e}"),
@@ -657,8 +645,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// Before the first step of an undo: writes down that what is kept is so no longer. False: that could not be written, and
-    /// the undo waits.
+    /// Notes before the first step of an undo that the change is kept no longer. False: not written, so the undo waits.
     fn may_undo(&mut self, id: ActionId) -> bool {
         if !self.journal.is_kept(id) {
             return true;
@@ -676,7 +663,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         }
     }
 
-    /// The changes that it waits for: what lies over it is undone first, and what it lies over is made first.
+    /// The changes to wait for: an undo waits for changes above it, a change for those that it lies on.
     fn before(&self, id: ActionId) -> Vec<Before> {
         let (Some(pending), Some(own)) = (self.pending.get(&id), self.records.get(&id)) else {
             return Vec::new();
@@ -700,8 +687,8 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             .collect()
     }
 
-    /// Whether it is another one's turn. Who gets no further is not waited for without end: where the effector keeps the order it
-    /// is asked, else it is told that the change is not possible now.
+    /// Whether another change goes first. The wait for a change without progress is bounded. Then the effector is asked
+    /// if it keeps the order, else the change is reported as not possible now.
     fn waits_its_turn(&mut self, id: ActionId) -> bool {
         let now = self.clock.now();
         let is_stuck = |b: &Before| now.saturating_sub(b.moved_at) >= TURN_PATIENCE;
@@ -715,7 +702,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             return false;
         };
         match stuck {
-            // What waits for it in turn need not wait so long once more.
+            // Changes that wait for this one need not repeat the long wait.
             None => {
                 pending.moved_at = now;
                 pending.due = due.max(now + WAIT_MIN);
@@ -758,12 +745,11 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
                 self.events.push_back(Event::Settled(id, direction, Ok(progress)));
             }
             Ok(progress) => {
-                // Who gets no further is asked ever more rarely.
+                // Without progress, ask ever more rarely.
                 let idle = Nanoseconds(WAIT_MIN.0 << pending.idle.min(IDLE_DOUBLINGS_MAX));
                 pending.idle = pending.idle.saturating_add(1);
                 pending.due = now + progress.pause.clamp(idle, PAUSE_MAX);
-                // What starts over after each "not now" and gets no further must come to an end, so that people hear of
-                // it. The mind goes on trying an undo.
+                // A change that restarts after each "not now" must end visibly. The engine goes on trying an undo.
                 if progress.finished > pending.finished {
                     pending.busy = 0;
                     pending.idle = 0;
@@ -804,7 +790,7 @@ fn sets(record: &UndoRecord, path: &str) -> bool {
     matches!(&record.action.target, Target::Files(files) if files.iter().any(|f| is_one_setting(f, path)))
 }
 
-/// The coin that decides about a switch is not on disk.
+/// The random assignment that decides about a change is not on disk.
 fn coin_lost() -> Fault {
     Fault {
         kind: FaultKind::Journal,
@@ -812,7 +798,6 @@ fn coin_lost() -> Fault {
     }
 }
 
-/// A fault as the mind sees it.
 fn fault(error: &PlatformError) -> Fault {
     let kind = match error {
         PlatformError::Unsupported { .. } => FaultKind::Unsupported,
@@ -829,13 +814,12 @@ fn fault(error: &PlatformError) -> Fault {
     }
 }
 
-/// The budget of harm is for a day: a restart does not give it anew.
+/// The daily budget of lost work: a restart does not renew it.
 const DAY_S: u64 = 86_400;
-/// Experiments looked up at start to rebuild the state of false-discovery control: rows without blocks, placebos
-/// among them. An epoch has 200 tries by default; with four placebos a day this reaches back more than a year.
+/// Experiments read at start to rebuild false-discovery control: rows without blocks, with placebos. An epoch has 200
+/// tries by default. With four placebos a day this reaches back more than a year.
 const TRIES_MAX: u32 = 2_000;
 
-/// What the history knows, as the mind wants it.
 fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memory {
     let priors = history
         .priors(machine, now_unix)
@@ -845,8 +829,7 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
                 verdict: p.last_verdict?,
                 effect: p.last_effect,
                 unix_seconds: p.last_unix,
-                // Counted over all time: an upper bound of the failures in a row, so the back-off errs on the
-                // side of leaving things alone.
+                // A count over all time bounds the failures in a row: the back-off errs to caution.
                 failures: p.rejected + p.harmful + p.inconclusive,
                 fingerprint: p.fingerprint,
                 strategy: p.strategy,
@@ -863,8 +846,7 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         .experiments(&filter, now_unix)
         .into_iter()
         .filter(|e| e.kind != ExperimentKind::Placebo)
-        // A try that was broken off after it had measured something has used its level up; so has one that a crash cut
-        // off and that never got a verdict: it could have been accepted until then.
+        // An aborted try with a measurement has used its level, and so has one that a crash cut off.
         .filter(|e| e.verdict != Some(Verdict::Aborted) || e.effect.is_some())
         .map(|e| (e.id, e.verdict == Some(Verdict::Accepted)))
         .collect();

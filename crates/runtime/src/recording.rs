@@ -1,21 +1,16 @@
-//! Recordings: everything that reached the mind and what it answered, so that a decision made on one machine can be
-//! looked into on another.
+//! Recordings of an engine's events and commands, so that a decision can be examined on another machine. The engine is
+//! deterministic: events suffice for replay, and the recorded commands are the proof.
 //!
-//! The mind is deterministic, so a recording needs what goes in only; what came out is kept beside it as the proof. A
-//! field bug is reported by sending the file.
+//! JSON Lines, version [`VERSION`]:
+//! 1. the header with all arguments of [`Engine::new`]: `{"format":"homeostat
+//!    recording","version":1,"program":…,"machine":…,"policy":…,"strategies":[…],"memory":…}`;
+//! 2. a line for each [`Engine::step`]: `{"now":ns,"unix":s,"event":…,"hash":"16 hex digits","commands":[…]}`. The hash
+//!    is FNV-1a over the bytes of the command array. [`Recorder::without_texts`] drops the commands and keeps the hash;
+//! 3. at most one end marker, which is last: `{"end":{"reason":"limit|finished|stopped","steps":n}}`. Without it the
+//!    recorder was killed. A torn last line is then skipped and reported.
 //!
-//! The format is JSON Lines, version [`VERSION`]:
-//!
-//! 1. the header: `{"format":"homeostat recording","version":1,"program":…,"machine":…,"policy":…,"strategies":[…],
-//!    "memory":…}`, all that [`Engine::new`] is given;
-//! 2. a line for each [`Engine::step`], in order: `{"now":ns,"unix":s,"event":…,"hash":"16 hex digits",
-//!    "commands":[…]}`. The hash is FNV-1a over the bytes of the array of commands. The commands themselves may be left
-//!    out ([`Recorder::without_texts`]); then the hash alone is compared;
-//! 3. at most one end marker: `{"end":{"reason":"limit|finished|stopped","steps":n}}`. Nothing follows it. Without it
-//!    the recorder was killed; a last line that was torn by that is left out and said.
-//!
-//! Each line is written at once and in one piece. A recording never grows beyond its limit. It contains names of
-//! programs and units, paths of executables and telling arguments of the machine: it is made readable for its owner only.
+//! Each line is one write. A recording never exceeds its limit. Only its owner may read it: it contains program and
+//! unit names, paths of executables and telling arguments.
 
 use homeostat_engine::{Command, Engine, Event, Memory, Policy, Strategy};
 use homeostat_model::{Bytes, Machine, Nanoseconds, StrategyId};
@@ -28,13 +23,12 @@ use std::path::{Path, PathBuf};
 
 /// First words of every recording.
 pub const FORMAT: &str = "homeostat recording";
-/// Version of the format. Raised when a reader of the one before would misunderstand it.
+/// Version of the format. Raised when an older reader would misunderstand it.
 pub const VERSION: u32 = 1;
-/// Most that a recording grows to unless another limit is chosen: about a week of a machine at rest.
+/// Default size limit: about a week of a machine at rest.
 pub const LIMIT_DEFAULT: Bytes = Bytes::from_mib(256);
-/// Kept free for the end marker.
 const END_BYTES: u64 = 128;
-/// Longest line that is read: a scan of the most workloads that the mind follows, with thousands of processes each.
+/// Longest line read: a scan of the most workloads that the engine follows, with thousands of processes each.
 const LINE_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 /// Why a recording cannot be made or read.
@@ -43,7 +37,7 @@ pub enum RecordingError {
     /// The file cannot be made.
     #[error("cannot make the recording {}: {source}{}", path.display(), create_hint(source))]
     Create {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -68,16 +62,16 @@ pub enum RecordingError {
     /// Not a recording.
     #[error("this is not a recording of homeostat: {0}")]
     NotARecording(String),
-    /// Of another version.
+    /// Another version.
     #[error("the recording has version {found} of the format; this program reads version {VERSION}")]
     Version {
         /// Its version.
         found: u32,
     },
-    /// The mind that was recorded had a strategy that this program lacks.
+    /// The recorded engine had a strategy that this program lacks.
     #[error("the recording needs the strategy {missing}, which this program does not have (it has: {})", have.join(", "))]
     Strategy {
-        /// Which.
+        /// The strategy.
         missing: StrategyId,
         /// Those that are there.
         have: Vec<String>,
@@ -85,9 +79,9 @@ pub enum RecordingError {
     /// A line in the middle is damaged.
     #[error("line {line} of the recording cannot be understood: {why}")]
     Malformed {
-        /// Which, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
 }
@@ -100,7 +94,7 @@ fn create_hint(source: &std::io::Error) -> &'static str {
     }
 }
 
-/// What the mind was given at its start.
+/// The engine's arguments at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT`].
@@ -111,11 +105,11 @@ pub struct Header {
     pub program: String,
     /// The host.
     pub machine: Machine,
-    /// Settings, with the seed of all coins.
+    /// Settings, with the seed of all random assignments.
     pub policy: Policy,
     /// Strategies in the order in which they were considered.
     pub strategies: Vec<StrategyId>,
-    /// What was remembered.
+    /// The memory.
     pub memory: Memory,
 }
 
@@ -131,7 +125,7 @@ struct FirstWords {
 pub enum EndReason {
     /// It reached its limit; the daemon ran on.
     Limit,
-    /// The mind was told to stop, and everything was settled.
+    /// The engine had to stop, and everything was settled.
     Finished,
     /// The recorder was closed before.
     Stopped,
@@ -164,9 +158,7 @@ pub struct Recorder {
     written: u64,
     steps: u64,
     texts: bool,
-    /// Nothing may follow any more.
     ended: bool,
-    /// The event of the step under way, as it will be written.
     event: String,
 }
 
@@ -212,14 +204,14 @@ impl Recorder {
         }
     }
 
-    /// Leaves the texts of the commands out and keeps their hash: smaller, but a difference is only located, not shown.
+    /// Drops the commands and keeps their hash: smaller, but a difference is only located, not shown.
     #[must_use]
     pub fn without_texts(mut self) -> Self {
         self.texts = false;
         self
     }
 
-    /// Writes the header: what the mind is about to be made of.
+    /// Writes the header: the arguments of the engine.
     ///
     /// # Errors
     /// It cannot be written, or is larger than the limit.
@@ -251,7 +243,7 @@ impl Recorder {
         self.write(&line)
     }
 
-    /// Takes note of an event before the mind gets it.
+    /// Notes an event before the engine gets it.
     ///
     /// # Errors
     /// It cannot be expressed.
@@ -260,8 +252,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes the step: the event noted before, and what the mind answered. `false` when this one does not fit any more:
-    /// then the end marker was written instead, and nothing follows.
+    /// Writes the noted event and the answer. `false`: it did not fit, the end marker was written, nothing follows.
     ///
     /// # Errors
     /// It cannot be written. Nothing more will be.
@@ -337,7 +328,7 @@ impl Recorder {
             .map_err(RecordingError::Write);
         match result {
             Ok(()) => self.written += line.len() as u64,
-            // Part of the line may be there: whatever followed would be taken for its continuation.
+            // A part of the line may be written, and a reader would take more text for its continuation.
             Err(_) => self.ended = true,
         }
         result
@@ -346,7 +337,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // Whoever cared for a failure had to look at `step`; the reader is told of a missing marker.
+        // Errors were reported by `step`, and a reader is warned of a missing marker.
         let _ = self.end(EndReason::Stopped);
     }
 }
@@ -375,9 +366,9 @@ pub enum Ending {
     Missing,
     /// In the middle of a line, which was left out.
     Torn {
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// What is there of it, in bytes.
+        /// Its remaining bytes.
         bytes: u64,
     },
 }
@@ -395,8 +386,7 @@ pub struct Difference {
     pub unix_seconds: u64,
     /// Kind of event.
     pub event: String,
-    /// Position of the command in the answer, from 1; `None` when the texts were not recorded or differ in their form
-    /// only.
+    /// Position of the command in the answer, from 1. `None` without recorded texts, or if only the form differs.
     pub command: Option<usize>,
     /// The command recorded; `None` when there was none at this place, or no texts.
     pub recorded: Option<String>,
@@ -404,14 +394,14 @@ pub struct Difference {
     pub replayed: Option<String>,
 }
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replay {
     /// Version of the program that recorded.
     pub program: String,
     /// Kernel and processor of the machine.
     pub machine: String,
-    /// Strategies of the mind.
+    /// Strategies of the engine.
     pub strategies: Vec<StrategyId>,
     /// Steps that were compared.
     pub steps: u64,
@@ -429,14 +419,13 @@ pub struct Replay {
     pub difference: Option<Difference>,
 }
 
-/// Name of the variant of an enum: what its debug text begins with.
 fn variant(value: &impl std::fmt::Debug) -> String {
     let text = format!("{value:?}");
     let end = text.find(|c: char| !c.is_alphanumeric()).unwrap_or(text.len());
     text[..end].to_owned()
 }
 
-/// Reads one line without its newline: whether it is whole, or `None` at the end.
+/// Reads a line without its newline: whether it is whole, or `None` at the end.
 fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> Result<Option<bool>, RecordingError> {
     line.clear();
     let read = input
@@ -472,7 +461,7 @@ fn read_header(line: &[u8]) -> Result<Header, RecordingError> {
     })
 }
 
-/// Takes from the registry what the recorded mind had, in its order.
+/// Takes the recorded engine's strategies from the registry, in their order.
 fn select(
     wanted: &[StrategyId],
     mut registry: Vec<Box<dyn Strategy>>,
@@ -491,17 +480,14 @@ fn select(
         .collect()
 }
 
-/// A recording, step by step.
 struct Reader<R> {
     input: R,
     header: Header,
     line: Vec<u8>,
-    /// Lines read so far.
     number: u64,
     steps: u64,
 }
 
-/// What comes next in a recording.
 enum Next {
     Step(Box<StepLine>),
     End(Ending),
@@ -572,8 +558,8 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
-/// Gives the recorded events to a mind made as the recorded one was, and compares what it answers, byte for byte, up to
-/// the first difference. `registry` holds the strategies there are now.
+/// Replays the events to an engine made as recorded and compares its answers, byte for byte, up to the first
+/// difference. `registry` holds today's strategies.
 ///
 /// # Errors
 /// The recording cannot be read or understood, or needs a strategy that is not there.
@@ -607,7 +593,7 @@ pub fn replay(input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Result<R
         let commands = engine.step(step.now, step.unix, step.event);
         let text = serde_json::to_string(&commands).map_err(RecordingError::Encode)?;
         let same_hash = step.hash == format!("{:016x}", hash(text.as_bytes()));
-        // The commands stand last in the line: what is compared is what was written, not what a parser made of it.
+        // The commands come last, so the written bytes are compared and not a parser's view of them.
         let written = format!(",\"commands\":{text}}}");
         let same_text = step.commands.is_none() || reader.line.ends_with(written.as_bytes());
         if !(same_hash && same_text) {
@@ -635,8 +621,8 @@ pub fn replay(input: impl BufRead, registry: Vec<Box<dyn Strategy>>) -> Result<R
     }
 }
 
-/// Gives the recorded events to a mind made as the recorded one was, and records what it answers now. The events are
-/// those of the recorded run: what the world would have answered to other commands is not known.
+/// Replays the events to an engine made as recorded, and records its new answers. The events stay those of the recorded
+/// run: how the world would have answered other commands is unknown.
 ///
 /// # Errors
 /// As [`replay`], or the new recording cannot be written.
@@ -666,8 +652,8 @@ pub fn answer_again(
     }
 }
 
-/// Gives the recorded events to a mind made as the recorded one was, and shows it to `each` after every step: the time
-/// (seconds since the epoch), the mind, and what it answered. Nothing is compared: [`replay`] does that.
+/// Replays the events to an engine made as recorded. After every step `each` gets the time (seconds since the epoch),
+/// the engine and its answer. Compares nothing; [`replay`] does.
 ///
 /// # Errors
 /// As [`replay`].
@@ -693,7 +679,7 @@ pub fn watch(
 
 type Texts = (Option<usize>, Option<String>, Option<String>);
 
-/// Where two answers part: position from 1, and both texts.
+/// The first difference: position from 1, and both texts.
 fn first_difference(
     recorded: Option<&[serde_json::Value]>,
     replayed: &[Command],

@@ -1,10 +1,9 @@
-//! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs the journal and the
-//! effectors, nothing else: no history, no mind, no configuration.
+//! Undoing what is owed: at start, before the first sample, and by `homeostat restore`. Needs only the journal and the
+//! effectors: no history, engine or configuration.
 //!
-//! All of it has one deadline, since a service manager kills a start that takes too long, and would do so again and again:
-//! what answers "not now" may not keep the others from being tried. Each is driven in turn, newest first, until it is
-//! done or says that it cannot now; then the rest goes round until the time is up. What is left stays owed: the mind of the
-//! daemon goes on with it, and the next start or `homeostat restore`.
+//! One deadline covers everything, since a service manager kills a slow start, again and again. A change that answers
+//! "not now" must not block others: each is driven in turn, newest first, until it is done or says "not now". The rest
+//! goes round until the time is up. Then the engine, the next start or `homeostat restore` continues.
 
 use homeostat_model::action::Target;
 use homeostat_model::{Action, ActionId, Direction, Nanoseconds, UndoRecord};
@@ -12,17 +11,15 @@ use homeostat_platform::{Clock, Effectors, PlatformError, Reached};
 use homeostat_store::Journal;
 use homeostat_store::journal::OwedState;
 
-/// Time that all of recovery may take. packaging/homeostat.service gives a start 300 s and `restore` after a stop 150 s, in
-/// which what a person set by hand is recovered, too; a test of the daemon compares them.
+/// Time limit of recovery. packaging/homeostat.service allows a start 300 s and `restore` after a stop 150 s. Both
+/// include the recovery of settings made by hand. A test of the daemon compares the limits.
 pub const RECOVERY_PATIENCE: Nanoseconds = Nanoseconds::from_secs(100);
-/// Time that one change which a person asks for may take, and its undo.
+/// Time limit for one change by hand, and for its undo.
 const PATIENCE: Nanoseconds = Nanoseconds::from_secs(60);
-/// Wait when the machine says "not now".
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_millis(500);
-/// Shortest wait between slices that are not done.
 const SLICE_WAIT: Nanoseconds = Nanoseconds::from_millis(1);
 
-/// What recovery did.
+/// The result of recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
     /// Undone and verified.
@@ -33,7 +30,7 @@ pub struct RecoveryReport {
     pub kept: Vec<(ActionId, String)>,
     /// Could not be undone; still owed, with the reason.
     pub failed: Vec<(ActionId, String)>,
-    /// Undone or void, but the journal could not be written, so the next start tries again. With the reason.
+    /// Undone or void actions that the journal could not close, with the reason. The next start tries again.
     pub unrecorded: Vec<(ActionId, String)>,
 }
 
@@ -44,7 +41,7 @@ impl RecoveryReport {
     }
 }
 
-/// Undoes every action that is owed, newest first. `include_kept` also takes back what was kept on purpose.
+/// Undoes every owed action, newest first. `include_kept` also undoes actions kept on purpose.
 pub fn restore(
     journal: &mut Journal,
     effectors: &mut dyn Effectors,
@@ -62,27 +59,23 @@ pub fn restore(
     )
 }
 
-/// An action that is still to be undone.
 struct Owed {
     record: UndoRecord,
-    /// What it is, for people.
     text: String,
-    /// Whether it is kept as far as the journal knows, and an undo must say first that it is so no longer.
+    /// Whether the journal says kept, so that an undo must first note the end of keeping.
     kept: bool,
-    /// Why it is not undone yet.
     why: String,
 }
 
-/// What is not undone, and what lies under it has to wait for.
+/// A change that is not undone, so that those under it wait.
 struct InTheWay {
     action: Action,
-    /// Whether its undo was tried.
     tried: bool,
-    /// Whether it stays so: nothing more is tried in this recovery.
+    /// Whether it stays so: this recovery tries nothing more.
     for_good: bool,
 }
 
-/// As [`restore`], in so much time at most, and a slice of each action.
+/// As [`restore`], within a time limit, and at least a slice of each action.
 pub fn restore_within(
     patience: Nanoseconds,
     journal: &mut Journal,
@@ -94,7 +87,7 @@ pub fn restore_within(
     let deadline = clock.now() + patience;
     let mut report = RecoveryReport::default();
     if boot_id.is_empty() {
-        // Not knowing the boot, every record would seem to be of another one and be struck off undone.
+        // Without a known boot, every record would seem to be of another boot and be struck off undone.
         let why = "it is not known in which boot this is (/proc/sys/kernel/random/boot_id is empty)";
         report.failed = journal
             .owed()
@@ -102,7 +95,7 @@ pub fn restore_within(
             .collect();
         return report;
     }
-    // All before the first is undone: some share what they changed.
+    // Collect all before undoing the first: some share what they changed.
     for owed in journal.owed().filter(|o| !o.is_void(boot_id)) {
         effectors.inherit(&owed.record, reached(owed.state));
     }
@@ -123,7 +116,7 @@ pub fn restore_within(
                 .push((id, format!("{text}: made before the last boot")));
         } else if kept && !include_kept {
             report.kept.push((id, text));
-            // A stop that was cut off may have kept this and not what lies under it, which is then not there to be given back.
+            // An interrupted stop may have kept this change but not the one under it, which then cannot come back.
             in_the_way.push(InTheWay {
                 action: record.action,
                 tried: false,
@@ -139,7 +132,7 @@ pub fn restore_within(
         }
     }
     loop {
-        // Who was put off in the last round may go now.
+        // Changes that waited in the last round may go now.
         in_the_way.retain(|w| w.for_good);
         waiting = round(
             waiting,
@@ -164,8 +157,7 @@ pub fn restore_within(
     report
 }
 
-/// Tries each that waits, newest first, until it says that it cannot now, and returns those that are to be tried again. What is
-/// left of the time is divided evenly, so that none keeps the others from being tried; each gets a slice, however late it is.
+/// Tries each waiting action, newest first, and returns those to try again. They share the remaining time evenly.
 fn round(
     waiting: Vec<Owed>,
     in_the_way: &mut Vec<InTheWay>,
@@ -181,7 +173,7 @@ fn round(
         let share = Nanoseconds(deadline.saturating_sub(clock.now()).0 / to_come.max(1));
         to_come = to_come.saturating_sub(1);
         let id = owed.record.action.id;
-        // What a change found cannot be given back while another lies over it.
+        // A value cannot come back while another change lies over it.
         let over = in_the_way.iter().find(|w| {
             w.action.lies_over(&owed.record.action)
                 && !(w.tried && effector_knows(&w.action, &owed.record.action))
@@ -202,8 +194,7 @@ fn round(
             continue;
         }
         if owed.kept {
-            // What is kept is left alone by the next start: it must not say so of what is half undone. If that cannot be
-            // written down, it is undone all the same: a person wants it, and what cannot be closed either is told.
+            // A kept change must not be left half undone at the next start. Without a journal, undo it all the same.
             owed.kept = journal.undoing(id).is_err();
         }
         match advance(
@@ -243,13 +234,12 @@ fn round(
     again
 }
 
-/// Whether the effector itself sees to it that a change is not undone under a later one: where threads are kept those of the later
-/// one may be back while its memory finds no room, and until they are it refuses.
+/// Whether the effector itself refuses to undo a change under a later one. For kept threads, the threads of the later
+/// change may be back while its memory still finds no room; until then the effector refuses.
 pub(crate) fn effector_knows(later: &Action, own: &Action) -> bool {
     matches!((&later.target, &own.target), (Target::Cpus(_), Target::Cpus(_)))
 }
 
-/// What the journal says of an action, as effectors need it.
 fn reached(state: OwedState) -> Reached {
     match state {
         OwedState::Intended => Reached::Begun,
@@ -258,33 +248,28 @@ fn reached(state: OwedState) -> Reached {
     }
 }
 
-/// A record that cannot be closed stays owed: undoing it again later finds nothing to do.
+/// Closes a record. If that fails it stays owed: a later undo finds nothing to do.
 fn close(journal: &mut Journal, id: ActionId, report: &mut RecoveryReport) {
     if let Err(e) = journal.closed(id) {
         report.unrecorded.push((id, e.to_string()));
     }
 }
 
-/// Why an action did not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Undriven {
-    /// The machine said no.
     #[error("{0}")]
     Machine(PlatformError),
-    /// The time was up.
     #[error("not done in time")]
     Late,
 }
 
 impl Undriven {
-    /// Whether it is worth another try before long.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Late | Self::Machine(PlatformError::Busy { .. }))
     }
 }
 
-/// Drives one action in one direction until its end, until the machine says "not now", or until that time. `Ok(false)`: the target
-/// is gone, so there is nothing left to undo.
+/// Drives one action in one direction to its end, "not now" or the deadline. `Ok(false)`: the target is gone.
 fn advance(
     effectors: &mut dyn Effectors,
     clock: &dyn Clock,
@@ -295,7 +280,7 @@ fn advance(
     loop {
         match effectors.advance(record, direction) {
             Ok(progress) if progress.done => return Ok(true),
-            // No longer than there is time, whatever the effector asks for.
+            // Not beyond the deadline, whatever the effector asks for.
             Ok(progress) => {
                 let left = until.saturating_sub(clock.now());
                 clock.sleep(progress.pause.min(left).max(SLICE_WAIT));
@@ -309,7 +294,7 @@ fn advance(
     }
 }
 
-/// Drives one action to its end in one direction, with patience when the machine says "not now". `Ok(false)` as above.
+/// Drives one action to its end in one direction and waits out "not now". `Ok(false)` as for `advance`.
 pub(crate) fn drive(
     effectors: &mut dyn Effectors,
     clock: &dyn Clock,

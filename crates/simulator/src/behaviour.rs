@@ -1,33 +1,28 @@
-//! Programs: how many processes and threads, how much memory, what load arrives and when, and how it can be seen.
-//!
-//! Everything here is data that a scenario file may contain. What a program does on the processor is its *profile*
-//! (`profiles`); what it does over time is its [`Load`], its [`Modulation`] and its [`Phase`]s.
+//! Programs: processes, threads, memory, load over time, and visibility, all from a scenario file. The *profile*
+//! (`profiles`) says what a program does on the processor. [`Load`], [`Modulation`] and [`Phase`]s say what it does
+//! over time.
 
 use crate::noise::{Draws, NoiseSpec};
 use homeostat_model::MeterClass;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most workloads that one entry may stand for.
 const INSTANCES_MAX: u32 = 10_000;
-/// Most processes of one workload.
 const PROCESSES_MAX: u32 = 4096;
 
-/// What drives a program.
+/// The load that drives a program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "arrival", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Load {
-    /// A fixed number of customers, each with its next request ready when the last is done, after a think time.
+    /// A fixed number of customers; each sends its next request after the last is done and a think time.
     Closed {
         /// Mean number of threads with work, when nothing is thought about. Default: all threads.
         #[serde(default)]
         customers: Option<f64>,
-        /// Time between two requests of a customer that is not CPU time of this program (disk, locks, network, other
-        /// programs), in milliseconds. Default: follows from `cpu_share`.
+        /// Time of a customer between requests outside this program's CPU (disk, network), ms. Default: by `cpu_share`.
         #[serde(default)]
         think_ms: Option<f64>,
-        /// Share of the response time that is CPU time, measured when the program starts and before anything is
-        /// changed: sets the think time. Default: the profile's.
+        /// CPU share of the response time at the start, before any change: sets the think time. Default: the profile's.
         #[serde(default)]
         cpu_share: Option<f64>,
     },
@@ -36,7 +31,7 @@ pub enum Load {
         /// Requests per second.
         #[serde(default)]
         per_s: Option<f64>,
-        /// Mean number of busy threads when the program starts, before anything is changed: sets the rate.
+        /// Mean number of busy threads at the start, before any change: sets the rate.
         #[serde(default)]
         busy: Option<f64>,
     },
@@ -78,8 +73,8 @@ pub enum Modulation {
 }
 
 impl Modulation {
-    /// The factor at a time, and when it changes next (seconds; infinite = never). `draws` name the lengths of bursts.
-    /// `cursor` remembers the burst that was reached, so that long runs stay cheap.
+    /// The factor at a time, and its next change (seconds; infinite = never). `draws` name the lengths of bursts.
+    /// `cursor` remembers the reached burst, to keep long runs cheap.
     pub(crate) fn at(&self, now_s: f64, draws: &Draws, cursor: &mut BurstCursor) -> (f64, f64) {
         match *self {
             Self::Steady => (1.0, f64::INFINITY),
@@ -93,7 +88,7 @@ impl Modulation {
             Self::Bursty { low, on_s, off_s } => {
                 while cursor.until_s <= now_s {
                     let mean = if cursor.index % 2 == 0 { on_s } else { off_s };
-                    // Exponential, but neither a blink nor for ever.
+                    // Exponential, but within bounds.
                     let length = -draws.uniform(cursor.index).ln() * mean;
                     cursor.until_s += length.clamp(mean * 0.1, mean * 5.0);
                     cursor.index += 1;
@@ -104,10 +99,9 @@ impl Modulation {
     }
 }
 
-/// A day is cut into this many steps of constant load.
+/// Steps of constant load in a day.
 const DIURNAL_STEPS: f64 = 48.0;
 
-/// The burst that was reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct BurstCursor {
     index: u64,
@@ -144,7 +138,7 @@ pub struct MeterSpec {
     pub id: String,
     /// Kind.
     pub class: MeterClass,
-    /// What one count is.
+    /// The unit of one count.
     #[serde(default = "operation")]
     pub unit: String,
     /// Counts per unit of work.
@@ -153,7 +147,7 @@ pub struct MeterSpec {
     /// Noise of a reading, relative, for one second; falls with the root of the interval.
     #[serde(default)]
     pub cv: f64,
-    /// How far the count wanders from the work, relative: a slow error that no averaging removes, 0..0.5.
+    /// Relative wandering of the count from the work: a slow error that no averaging removes, 0..0.5.
     #[serde(default)]
     pub bias: f64,
     /// Cost to the program of one count in nanoseconds.
@@ -184,7 +178,7 @@ impl MeterSpec {
             refused: None,
         }
     }
-    /// What most programs have: a counter of their own, and kernel work of two kinds that follows it.
+    /// The usual meters: a counter of the program, and kernel work of two kinds that follows it.
     pub fn usual() -> Vec<Self> {
         vec![
             Self::new("progress", MeterClass::Application, 1.0, 0.002),
@@ -194,7 +188,7 @@ impl MeterSpec {
     }
 }
 
-/// What the person in charge of a program chose.
+/// The choice of a program's owner.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Choice {
@@ -214,11 +208,11 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProgramSpec {
-    /// Name; the workloads are called like this, or `NAME-1`, `NAME-2`, … when there are several instances.
+    /// Name of the workload, or `NAME-1`, `NAME-2`, … with several instances.
     pub name: String,
     /// Name of the profile.
     pub profile: String,
-    /// What one unit of its work is.
+    /// The unit of its work.
     pub unit: String,
     /// Workloads of this kind, 1..=10,000.
     pub instances: u32,
@@ -230,7 +224,7 @@ pub struct ProgramSpec {
     pub private_mib: u64,
     /// Memory shared by the processes of an instance in MiB.
     pub shared_mib: u64,
-    /// Share of the memory by node, as it lies when nothing is changed. Empty: where the threads run (first touch).
+    /// Share of the memory by node without any change. Empty: where the threads run (first touch).
     pub memory_on: Vec<f64>,
     /// How uneven the accesses to memory are: 1 = uniform, 3 = skewed.
     pub skew: f64,
@@ -238,10 +232,9 @@ pub struct ProgramSpec {
     pub sparse: f64,
     /// Share of the memory that is on large pages from the start, 0..1.
     pub large: f64,
-    /// Share of the threads by chip while nobody restricts them. Empty: as the scheduler places them. An input where a
-    /// measured machine did not spread evenly.
+    /// Share of unrestricted threads by chip, for a machine that did not spread evenly. Empty: by the scheduler.
     pub threads_on: Vec<f64>,
-    /// What drives it.
+    /// Its load.
     pub load: Load,
     /// How the load changes.
     pub modulation: Modulation,
@@ -253,7 +246,7 @@ pub struct ProgramSpec {
     pub age_s: f64,
     /// End in seconds; absent = never.
     pub end_s: Option<f64>,
-    /// Restarts every so many seconds; absent = never.
+    /// Seconds between restarts; absent = never.
     pub restart_every_s: Option<f64>,
     /// Changes of behaviour.
     pub phases: Vec<Phase>,
@@ -265,7 +258,7 @@ pub struct ProgramSpec {
     pub noise: NoiseSpec,
     /// Noise of what is offered to it (open load).
     pub arrival_noise: NoiseSpec,
-    /// What the person in charge chose.
+    /// The owner's choice.
     pub choice: Choice,
 }
 
@@ -303,7 +296,7 @@ impl Default for ProgramSpec {
 }
 
 impl ProgramSpec {
-    /// What is wrong with it, each with the name, the value and the range.
+    /// Faults, each with name, value and range.
     pub fn complaints(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut range = |name: &str, value: f64, low: f64, high: f64| {
@@ -410,10 +403,10 @@ impl ProgramSpec {
     }
 }
 
-/// Response times of one stretch of steady load: a queue of requests in front of servers.
+/// Response times of a stretch of steady load: an M/M/c queue of requests.
 ///
-/// An M/M/c queue: a request waits with probability `waits` for an exponential time, then is served for an exponential
-/// time (Kleinrock, *Queueing Systems* I, §3.5; the probability after Sakasegawa's approximation of the mean wait, 1977).
+/// A request waits with probability `waits` for an exponential time, then an exponential service follows (Kleinrock,
+/// *Queueing Systems* I, §3.5). The probability follows from Sakasegawa's approximation of the mean wait (1977).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Response {
     /// Mean time of service in seconds.
@@ -425,12 +418,12 @@ pub struct Response {
 }
 
 impl Response {
-    /// Of an open load that keeps `servers` threads busy for the share `used` of their time (0..1).
+    /// For an open load that keeps `servers` threads busy for the share `used` of their time (0..1).
     pub fn open(service_s: f64, servers: f64, used: f64) -> Self {
         let c = servers.max(1.0);
         let rho = used.clamp(0.0, 0.999);
         let mean_wait = service_s * rho.powf((2.0 * (c + 1.0)).sqrt() - 1.0) / (c * (1.0 - rho));
-        // Those that wait, wait for service / (c (1 - rho)) on average.
+        // Waiting requests wait service / (c (1 - rho)) on average.
         let wait_s = service_s / (c * (1.0 - rho));
         Self {
             service_s,
@@ -443,7 +436,7 @@ impl Response {
         }
     }
 
-    /// Of a closed load: the time is what the customers wait for each other.
+    /// For a closed load: the customers wait for each other.
     pub fn closed(service_s: f64, queued_s: f64) -> Self {
         Self {
             service_s,
@@ -527,7 +520,7 @@ impl ResponseTimes {
         let n = self.requests();
         if n > 0.0 { self.sum_s / n } else { 0.0 }
     }
-    /// The time in seconds within which this share of the requests is done (to a twelfth of a decade, interpolated).
+    /// Seconds within which this share of the requests is done (to a twelfth of a decade, interpolated).
     pub fn percentile_s(&self, share: f64) -> f64 {
         let wanted = self.requests() * share.clamp(0.0, 1.0);
         let mut below = 0.0;
@@ -540,7 +533,7 @@ impl ResponseTimes {
         }
         0.0
     }
-    /// What was added since an earlier state of the same histogram.
+    /// Additions since an earlier state of the same histogram.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             counts: self

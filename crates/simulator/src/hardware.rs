@@ -1,20 +1,14 @@
-//! How fast the threads of each workload run, given where they run, where their memory lies, how large its pages are
-//! and who else is there.
+//! Speeds of all workloads' threads from their CPUs, memory places, page sizes and neighbours.
 //!
-//! Units: nanoseconds, GHz = cycles per nanosecond, GB/s = bytes per nanosecond; events are per 1000 instructions.
+//! Units: nanoseconds, GHz = cycles per ns, GB/s = bytes per ns; events are per 1000 instructions. The equations are
+//! the project's fit to published machines (`model-fit.md`, section 2, numbers in brackets). An instruction costs `b·k
+//! + s` cycles with `k` threads on the core and `s` waiting cycles (1, 8). `s` comes from last-level cache misses (3)
+//! at a latency by memory distance (2, 4), from lines of other chips' caches (4), and from page table walks (7). Queues
+//! at memory controllers and links add latency by the traffic of all workloads (4 to 6). Traffic depends on speed:
+//! Newton's method finds the fixed point. For one workload it equals the reference's bisection.
 //!
-//! The equations are those of the project's fit to published machines (`model-fit.md`, section 2, numbers in brackets
-//! below): an instruction costs `b·k + s` cycles, `k` threads on the core, `s` the cycles it waits (1, 8); `s` comes
-//! from misses of the last-level cache (3) at a latency that depends on where memory is (2, 4), from lines taken out of
-//! other chips' caches (4), and from walks of the page table (7). Latency contains queues at memory controllers and
-//! links, whose length depends on the traffic of all workloads (4 to 6), which depends on how fast they run: a fixed
-//! point over all workloads, found by Newton's method. For one workload it is the same number as the reference's
-//! bisection.
-//!
-//! What is added to the reference, because it has one workload on like chips and nothing else: traffic is routed node
-//! by node, so that machines of any shape and several workloads share controllers and links; other workloads' threads
-//! on a chip take part of its cache ([`Profile::footprint`]); memory that is being copied takes part of controllers and
-//! links ([`Copying`]).
+//! Additions to the reference, which has one workload on like chips: routing by node for any machine shape, cache use
+//! by other workloads' threads ([`Profile::footprint`]), and traffic of copied memory ([`Copying`]).
 
 mod solve;
 #[cfg(test)]
@@ -61,10 +55,10 @@ impl Generation {
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
-/// The misses of a profile are stated for a last-level cache of this size (POWER7's).
+/// Last-level cache size for which a profile states its misses (POWER7's).
 const REFERENCE_CACHE: f64 = 32.0 * MIB;
 
-/// What a processor generation brings along.
+/// Constants of a processor generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
     /// Bytes of a cache line.
@@ -73,9 +67,9 @@ pub struct Constants {
     pub cache_bytes: f64,
     /// Unloaded latency of memory of the own node, ns.
     pub local_ns: f64,
-    /// Of another node of the same board, ns.
+    /// Latency of another node of the same board, ns.
     pub near_ns: f64,
-    /// Of a node of another board, ns.
+    /// Latency of a node of another board, ns.
     pub far_ns: f64,
     /// A modified line from a cache of the own chip, ns.
     pub line_local_ns: f64,
@@ -89,15 +83,15 @@ pub struct Constants {
     pub covered_ns: f64,
     /// A walk of the page table that finds its line in the cache, ns.
     pub walk_ns: f64,
-    /// What a node's memory can deliver, GB/s.
+    /// Bandwidth of a node's memory, GB/s.
     pub memory_gbps: f64,
     /// Service time of a memory controller, ns.
     pub memory_service_ns: f64,
-    /// What a link from one node to another of its board can carry, GB/s per direction.
+    /// Bandwidth of a link between nodes of a board, GB/s per direction.
     pub near_gbps: f64,
     /// Its service time, ns.
     pub near_service_ns: f64,
-    /// What a node can get from other boards, GB/s.
+    /// Bandwidth from other boards to a node, GB/s.
     pub far_gbps: f64,
     /// Its service time, ns.
     pub far_service_ns: f64,
@@ -115,17 +109,17 @@ pub struct Constants {
     pub alpha: f64,
     /// Lines moved per exposed miss.
     pub tau: f64,
-    /// What remains of prefetching when it is switched off, 0..1.
+    /// Remaining prefetch when switched off, 0..1.
     pub prefetch_residue: f64,
 }
 
-/// Source: model-fit 3.1. Line, cache and translations are given, the rest is assumed where nothing else is said.
+/// Source: model-fit 3.1. Line, cache and translations are given, the rest is assumed unless noted.
 const POWER7: Constants = Constants {
     line: 128.0,
     cache_bytes: REFERENCE_CACHE,
     local_ns: 115.0,
     near_ns: 230.0,
-    // 340 to 375 fit P14 about equally, 375 best.
+    // 340 to 375 fit P14 about equally well, 375 best.
     far_ns: 375.0,
     line_local_ns: 30.0,
     line_node_ns: 30.0,
@@ -155,8 +149,8 @@ const POWER7: Constants = Constants {
     prefetch_residue: 0.041,
 };
 
-/// Source: machine-model B.2, column x86, assumed but for the line and the eight bytes of an entry of a page table. What it does not
-/// have is taken over from POWER7 or assumed (far, lines between the chips of a node).
+/// Source: machine-model B.2, column x86: assumed, but for the line and the eight bytes of a page table entry. Missing
+/// values are POWER7's or assumed (far, lines between the chips of a node).
 const X86: Constants = Constants {
     line: 64.0,
     cache_bytes: 32.0 * MIB,
@@ -185,8 +179,7 @@ const X86: Constants = Constants {
     prefetch_residue: 0.041,
 };
 
-/// What a program asks of the machine, per 1000 instructions of its work. Rates are *exposed* events: already divided
-/// by how many of them overlap.
+/// A program's demand per 1000 instructions. Rates are *exposed* events: already divided by their overlap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -209,15 +202,13 @@ pub struct Profile {
     /// Share of the demand misses that the prefetcher covers, 0..1.
     #[serde(default = "prefetch_covered")]
     pub prefetch_covered: f64,
-    /// Whether it is several instances, each with a footprint of its own in every cache it touches. If not (one shared
-    /// footprint), [`Demand::spread`] has no effect.
+    /// Whether instances each have a footprint in every cache they touch. If not, [`Demand::spread`] has no effect.
     #[serde(default)]
     pub several_instances: bool,
-    /// How much of a chip's cache a chip full of its threads takes from others, in footprints (0 = nothing).
+    /// Cache that a chip full of its threads takes from others, in footprints (0 = nothing).
     #[serde(default)]
     pub footprint: f64,
-    /// Share of the sharing between threads that placement can keep within a board, 0..1 (threads of one group share
-    /// more with each other than with the rest).
+    /// Share of the sharing that placement can keep within a board, 0..1: most is within a group of threads.
     #[serde(default)]
     pub kin: f64,
     /// CPU share of the response time, 0..1; the rest does not depend on this machine.
@@ -269,13 +260,13 @@ pub struct Spin {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chase {
-    /// Share of the loads that miss the last-level cache when each instance has a cache for itself, 0..1.
+    /// Share of the loads that miss when each instance has a last-level cache for itself, 0..1.
     pub miss_share: f64,
     /// Bytes from one load to the next.
     pub stride: Bytes,
     /// A load that hits, ns.
     pub hit_ns: f64,
-    /// What a node's memory can deliver to this stride, which hits few of its channels, GB/s.
+    /// Bandwidth of a node's memory for this stride, which hits few channels, GB/s.
     pub stride_gbps: f64,
 }
 
@@ -324,7 +315,7 @@ pub struct Distances {
     pub far: f64,
 }
 
-/// Where accesses go, stated instead of derived, for programs of which that was measured.
+/// Distances of accesses, stated instead of derived, where measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reach {
@@ -334,15 +325,15 @@ pub struct Reach {
     pub lines: Distances,
 }
 
-/// One workload at one moment. Vectors that are too short are filled with zeros; numbers that are none count as zero.
+/// One workload at one moment. Short vectors are filled with zeros; NaN counts as zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demand {
-    /// What it does.
+    /// Its demand per instruction.
     pub profile: Profile,
     /// Mean number of running threads by chip.
     pub running: Vec<f64>,
-    /// Mean number of threads that run on a core on which its threads run (k), up to the threads per core. Below 1 only
-    /// where use of a core stands for k, as in the reference's P11 at 60 % busy.
+    /// Mean threads per core that runs its threads (k), up to the threads per core. Below 1 only where core use stands
+    /// for k, as in the reference's P11 at 60 % busy.
     pub threads_per_core: f64,
     /// Share of its hot memory by node; scaled to add up to one. All zero: evenly.
     pub memory: Vec<f64>,
@@ -354,15 +345,14 @@ pub struct Demand {
     pub prefetch: f64,
     /// Number of chips that each of several instances spans (S), at least 1.
     pub spread: f64,
-    /// Share of its running threads whose instance has all its memory on the threads' node, beyond what `running` and
-    /// `memory` of the workload as a whole imply: 1 = every instance placed for itself, 0 = no relation.
+    /// Share of its running threads whose instance has all memory on their node, beyond what `running` and `memory`
+    /// imply. 1 = every instance placed for itself, 0 = no relation.
     pub aligned: f64,
-    /// Whether lines of other caches are aligned as memory is: instances share lines among themselves only. If not, they
-    /// come from wherever the workload runs.
+    /// Whether other caches' lines are aligned like memory (instances share internally), or come from anywhere.
     pub own_lines: bool,
-    /// How far threads that share data were brought together by board, 0..1 (effect: [`Profile::kin`]).
+    /// Degree to which threads that share data are together by board, 0..1 (effect: [`Profile::kin`]).
     pub grouped: f64,
-    /// Where accesses go, if that is stated; then `memory` only says which nodes deliver, not how far they are.
+    /// Distances of accesses, if stated. `memory` then only says which nodes deliver.
     pub reach: Option<Reach>,
 }
 
@@ -387,8 +377,8 @@ impl Demand {
     }
 }
 
-/// Memory that is being copied from node to node, by whoever moves pages. Every byte is read from the memory of the one
-/// node, crosses the link once, and is written to the memory of the other (machine-model B.1 point 9).
+/// Memory being copied between nodes. Every byte is read from one node's memory, crosses the link once, and is written
+/// to the other's (machine-model B.1 point 9).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copying {
@@ -407,7 +397,7 @@ pub struct Rate {
     pub cpi: f64,
     /// Instructions per nanosecond of a running thread.
     pub instructions_per_ns: f64,
-    /// Of `cpi`, cycles spent waiting.
+    /// Waiting cycles within `cpi`.
     pub stall: f64,
     /// Share of memory accesses to the own node, to other nodes of the board, to other boards.
     pub local: f64,
@@ -427,7 +417,7 @@ pub struct Rate {
     pub walks_cached: f64,
     /// Last-level-cache misses per 1000 instructions (per 1000 loads of a chase).
     pub misses: f64,
-    /// What processor counters would show.
+    /// The processor counters.
     pub counters: Counters,
 }
 

@@ -1,8 +1,6 @@
-//! What a simulated machine is made of: chips, cores, hardware threads, nodes, boards, memory and page sizes.
-//!
-//! A *chip* is one domain of a shared last-level cache. A *node* is what has memory of its own; it holds one chip
-//! (POWER7) or several (EPYC). *Boards* (drawers, books) group nodes: a node of another board is farther away than one
-//! of the same board.
+//! Parts of a simulated machine: chips, cores, hardware threads, nodes, boards, memory and page sizes. A *chip* is a
+//! last-level cache domain. A *node* has memory of its own and holds one chip (POWER7) or several (EPYC). *Boards*
+//! (drawers, books) group nodes: nodes of other boards are farther.
 
 use crate::hardware::{Constants, Generation};
 use homeostat_model::{
@@ -16,8 +14,7 @@ use thiserror::Error;
 pub const CPUS_MAX: u64 = 65_536;
 /// Most hardware threads per core (POWER8 and later have eight).
 pub const THREADS_PER_CORE_MAX: u32 = 8;
-/// Distance to memory of the own node, of another node of the same board, and of another board, in the scale of
-/// `/sys/devices/system/node/nodeN/distance`.
+/// Distances of the own node, another of the board, another board, as in `/sys/devices/system/node/nodeN/distance`.
 pub const DISTANCES: [u32; 3] = [10, 20, 40];
 
 /// One last-level-cache domain.
@@ -28,19 +25,18 @@ pub struct Chip {
     pub cores: u32,
     /// The node whose memory is local, an index into [`Layout::node_memory`].
     pub node: u32,
-    /// The board (drawer, book) that the node is on; all chips of a node name the same.
+    /// The node's board (drawer, book), the same for all chips of a node.
     #[serde(default)]
     pub board: u32,
 }
 
-/// A machine of any shape. CPUs are numbered chip by chip, core by core, thread by thread: CPUs 0 to 3 are core 0 of a
-/// machine with four threads per core.
+/// A machine of any shape. CPUs count by chip, core and thread: with four threads per core, 0 to 3 are core 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
     /// Name, as in `homeostat-lab --list`.
     pub name: String,
-    /// Which constants hold.
+    /// The constants' generation.
     pub generation: Generation,
     /// Clock in GHz (cycles per nanosecond), 0.1 to 10.
     pub ghz: f64,
@@ -54,12 +50,11 @@ pub struct Layout {
     pub small_page: Bytes,
     /// Size of a large page, a power of two above [`Self::small_page`].
     pub large_page: Bytes,
-    /// Whether the machine is a partition of a shared processor pool: a core on which at least one thread runs is
-    /// consumed whole.
+    /// Whether the machine is a partition of a shared processor pool: a core with a running thread is consumed whole.
     #[serde(default)]
     pub shared_partition: bool,
-    /// Whether a large page that several processes map can be split again, as published machines (AIX on POWER) can. No
-    /// Linux can from outside, so it is off unless a machine says so.
+    /// Whether a large page that several processes map can be split, as on published machines (AIX on POWER). Linux
+    /// cannot do it from outside, so the default is off.
     #[serde(default)]
     pub split_shared: bool,
 }
@@ -85,13 +80,13 @@ pub enum LayoutError {
     /// Hardware threads per core out of range.
     #[error("{threads} threads per core: must be 1 to {THREADS_PER_CORE_MAX}")]
     ThreadsPerCore {
-        /// What was given.
+        /// The given number.
         threads: u32,
     },
     /// A clock that is no clock.
     #[error("a clock of {ghz} GHz: must be 0.1 to 10")]
     Clock {
-        /// What was given.
+        /// The given frequency.
         ghz: f64,
     },
     /// A chip names a node that has no memory entry.
@@ -99,7 +94,7 @@ pub enum LayoutError {
     NoSuchNode {
         /// Index of the chip.
         chip: usize,
-        /// What it names.
+        /// The named node.
         node: u32,
         /// How many nodes there are.
         nodes: usize,
@@ -125,7 +120,7 @@ pub enum LayoutError {
     NoMemory {
         /// The node.
         node: usize,
-        /// What it has.
+        /// Its memory.
         memory: Bytes,
     },
     /// Page sizes that cannot be.
@@ -141,13 +136,13 @@ pub enum LayoutError {
     /// A name that nobody knows.
     #[error("no machine is called `{name}`; there are: {}", names().join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
 }
 
 impl Layout {
-    /// Checks the shape. Every other method may be called on any layout, but only a checked one makes a machine.
+    /// Checks the shape. Other methods accept any layout, but a machine needs a checked one.
     pub fn check(&self) -> Result<(), LayoutError> {
         if self.chips.is_empty() {
             return Err(LayoutError::NoChips);
@@ -226,7 +221,6 @@ impl Layout {
         self.cpus_of_chip(chip).map(|r| LlcId(r.start))
     }
 
-    /// The chip that a CPU belongs to, if there is such a CPU.
     #[cfg(test)]
     fn chip_of_cpu(&self, cpu: CpuId) -> Option<usize> {
         let mut first = 0_u32;
@@ -376,7 +370,7 @@ struct Shipped {
     machines: Vec<Layout>,
 }
 
-/// Part of the program: that it can be read is proven by a test.
+/// Part of the program; a test proves that it is readable.
 static MACHINES: LazyLock<Vec<Layout>> = LazyLock::new(|| {
     let shipped: Shipped = toml::from_str(include_str!("../data/machines.toml")).unwrap_or_default();
     shipped.machines

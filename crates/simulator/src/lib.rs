@@ -1,8 +1,6 @@
-//! A simulated machine behind the same traits as Linux, meaner than the real one.
-//!
-//! Hardware (`layout`, `hardware`, `scheduler`, `profiles`), kernel and programs (`memory`, `behaviour`,
-//! `world`), and the seam (`platform`). Virtual time only: nothing here reads a clock, and one seed gives one run, byte
-//! for byte.
+//! A simulated machine behind the traits of Linux, meaner than the real one: hardware (`layout`, `hardware`,
+//! `scheduler`, `profiles`), kernel and programs (`memory`, `behaviour`, `world`), and the seam (`platform`). Time is
+//! virtual, and one seed gives one run, byte for byte.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod behaviour;

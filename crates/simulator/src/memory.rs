@@ -1,12 +1,12 @@
-//! Where memory lies: nodes with free memory, segments in pieces, moves and large pages with their cost.
+//! Where memory lies: free memory of nodes, segments in pieces, and moves and large pages with their cost.
 //!
-//! A segment is cut into **pieces** of the size of a large page (2 MiB, or 16 MiB on POWER). A piece lies on one node and
-//! is mapped by small pages or by one large page; that is the resolution in which homeostat moves and converts memory, so
-//! nothing finer is needed, and 170 GB cost 10,000 pieces. Memory that is striped over nodes is striped by pieces.
+//! A segment is cut into **pieces** of the size of a large page (2 MiB, or 16 MiB on POWER). A piece lies on one node
+//! and has small pages or one large page. homeostat moves and converts at this resolution, and 170 GB cost 10,000
+//! pieces. Striped memory is striped by pieces.
 //!
-//! Costs (machine-model B.2): 3 µs a page and 5 GB/s for a move; 4.1 ms per 2 MiB for a conversion on frames that were
-//! not used before, a seventh of it on frames that are in one piece already (after a split: measured on this project's
-//! machines, 0.3 s per GiB); a split takes a tenth of a conversion.
+//! Costs (machine-model B.2): a move takes 3 µs a page at 5 GB/s. A conversion takes 4.1 ms per 2 MiB on unused frames.
+//! On contiguous frames, after a split, it takes a seventh (measured on this project's machines, 0.3 s per GiB). A
+//! split takes a tenth of a conversion.
 
 use homeostat_model::{Bytes, NodeId};
 use serde::{Deserialize, Serialize};
@@ -16,13 +16,13 @@ use std::sync::Arc;
 pub const MOVE_PAGE_NS: f64 = 3_000.0;
 /// Copying speed of a move in bytes per nanosecond = GB/s (machine-model B.2, assumed).
 pub const MOVE_BANDWIDTH: f64 = 5.0;
-/// Cost of converting one byte to large pages in nanoseconds: 4.1 ms per 2 MiB (machine-model B.2, measured).
+/// Cost of converting a byte to large pages, ns: 4.1 ms per 2 MiB (machine-model B.2, measured).
 pub const CONVERT_NS_PER_BYTE: f64 = 4.1e6 / (2.0 * 1024.0 * 1024.0);
 /// Share of that cost when the frames are in one piece already.
 pub const CONVERT_AGAIN_SHARE: f64 = 1.0 / 7.0;
 /// Share of the cost of a conversion that a split takes.
 pub const SPLIT_SHARE: f64 = 0.1;
-/// Memory that the kernel keeps free on a node, as a share of it; nothing is moved or allocated into it.
+/// Share of a node that the kernel keeps free: closed to moves and allocations.
 pub const RESERVE_SHARE: f64 = 0.01;
 /// Most pieces of one segment: 512 GiB in 2 MiB pieces.
 const PIECES_MAX: u64 = 256 * 1024;
@@ -33,7 +33,7 @@ pub enum MemoryError {
     /// Not enough free memory there.
     #[error("{wanted} wanted{}, {free} free", node.map(|n| format!(" on node {n}")).unwrap_or_default())]
     NoMemory {
-        /// Where; `None` = on all nodes together.
+        /// The node; `None` = all nodes together.
         node: Option<NodeId>,
         /// How much was wanted.
         wanted: Bytes,
@@ -43,7 +43,7 @@ pub enum MemoryError {
     /// Enough free memory, but none of it in one piece.
     #[error("no {wanted} in one piece on node {node} ({free} free, fragmented)")]
     Fragmented {
-        /// Where.
+        /// The node.
         node: NodeId,
         /// Size of the piece.
         wanted: Bytes,
@@ -104,7 +104,7 @@ pub struct Segment {
     node: Vec<u8>,
     state: Vec<u8>,
     skew: f64,
-    /// Share of the accesses of each piece, where that takes a power to work out; never changed, so copies share it.
+    /// Access share of each piece, where computing it takes a power. Immutable, so copies share it.
     weights: Arc<[f64]>,
     pages_on: Vec<u64>,
     weight_on: Vec<f64>,
@@ -131,7 +131,7 @@ impl Segment {
     pub fn bytes_in(&self, piece: usize) -> Bytes {
         Bytes(self.pages_in(piece) * self.page)
     }
-    /// Share of the accesses to this segment that go to this piece; all together 1. The first pieces are the hottest.
+    /// Share of the accesses to this segment that go to this piece; sum 1. The first pieces are the hottest.
     pub fn weight(&self, piece: usize) -> f64 {
         match self.weights.get(piece) {
             Some(weight) => *weight,
@@ -180,7 +180,7 @@ impl Segment {
     pub fn large_weight(&self) -> f64 {
         self.large_weight.clamp(0.0, 1.0)
     }
-    /// A number that changes with the place and the kind of any piece (for comparing pictures of the machine).
+    /// A number that changes with any piece's place or kind, to compare pictures of the machine.
     pub fn digest(&self) -> u64 {
         let visible = self.state.iter().map(|s| s & LARGE);
         self.node
@@ -225,12 +225,11 @@ impl Segment {
     }
 }
 
-/// Share of the accesses to so many pieces that go to this one.
 fn weight(piece: usize, pieces: usize, skew: f64) -> f64 {
     let n = pieces.max(1) as f64;
     let below = |i: f64| {
         let share = (1.0 - i / n).max(0.0);
-        // What a power of one is, without asking for it: most memory is used evenly, and this is asked for every piece.
+        // Skip the power of one: most memory is used evenly, and every piece needs this.
         if skew == 1.0 { share } else { share.powf(skew) }
     };
     below(piece as f64) - below(piece as f64 + 1.0)
@@ -241,7 +240,7 @@ fn weight(piece: usize, pieces: usize, skew: f64) -> f64 {
 pub struct Shape {
     /// Share of the memory by node; what does not fit goes where there is room.
     pub shares: Vec<f64>,
-    /// How uneven the accesses are: 1 = every page alike, 3 = the first third gets 70 % (machine-model B.1 point 9).
+    /// Unevenness of accesses: 1 = every page alike, 3 = the first third gets 70 % (machine-model B.1 point 9).
     pub skew: f64,
     /// Share of the pieces that have holes, 0..1.
     pub sparse: f64,
@@ -259,8 +258,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Free memory on nodes of these sizes; `fragmentation` = share of the free memory that is not in blocks of a
-    /// large page, 0..1.
+    /// Free memory on nodes of these sizes. `fragmentation`: share of the free memory outside large blocks, 0..1.
     pub fn new(sizes: &[Bytes], page: Bytes, piece: Bytes, fragmentation: f64) -> Self {
         let fragmentation = fragmentation.clamp(0.0, 1.0);
         let page = page.0.max(1);
@@ -310,7 +308,6 @@ impl Memory {
             None => false,
         }
     }
-    /// Free memory of all nodes.
     #[cfg(test)]
     fn free(&self) -> Bytes {
         self.nodes.iter().map(Node::free).sum()
@@ -344,10 +341,10 @@ impl Memory {
         }
     }
 
-    /// Makes a segment.
+    /// Allocates a segment.
     ///
     /// # Errors
-    /// [`MemoryError::NoMemory`] when it does not fit anywhere; nothing is taken then.
+    /// [`MemoryError::NoMemory`] when it fits nowhere; nothing is taken then.
     pub fn allocate(
         &mut self,
         base: u64,
@@ -398,7 +395,7 @@ impl Memory {
                 segment.set(piece, SPARSE, true);
             }
             let wanted = segment.bytes_in(piece).0;
-            // The node that is furthest behind its share; those without a share come last.
+            // The node furthest behind its share; nodes without a share come last.
             let behind = |n: usize| {
                 shares.get(n).copied().unwrap_or(0.0) * (piece as f64 + 1.0)
                     - given.get(n).copied().unwrap_or(0.0)
@@ -442,7 +439,7 @@ impl Memory {
         }
     }
 
-    /// Moves a piece to a node. Returns how long the mover worked, in nanoseconds; zero when it is there already.
+    /// Moves a piece to a node. Returns the mover's work in ns; zero if it is already there.
     ///
     /// # Errors
     /// No free memory there, or the node is offline; the piece stays.
@@ -467,7 +464,7 @@ impl Memory {
             .is_some_and(|n| n.online && n.available().0 >= bytes.0 && n.free().0 >= bytes.0 + keep_free.0)
     }
 
-    /// Puts a full piece on a large page. Returns how long it took, in nanoseconds; zero when it is on one already.
+    /// Puts a full piece on a large page. Returns the time in ns; zero if it is already on one.
     ///
     /// # Errors
     /// No free block of that size on the node of the piece.
@@ -489,7 +486,7 @@ impl Memory {
             });
         }
         if !again {
-            // A block leaves the free memory; small frames, scattered as memory is here, come back.
+            // A large block is used, and scattered small frames come back.
             let loose = Bytes((size as f64 * fragmentation) as u64);
             node.whole = node.whole.saturating_sub(loose);
             node.loose += loose;
@@ -501,7 +498,7 @@ impl Memory {
         Ok(if again { cost * CONVERT_AGAIN_SHARE } else { cost })
     }
 
-    /// Takes a piece off its large page; its frames stay where they are. Returns how long it took, in nanoseconds.
+    /// Splits a piece's large page; its frames stay in place. Returns the time in ns.
     pub fn split(&mut self, segment: &mut Segment, piece: usize) -> f64 {
         if !segment.is_large(piece) {
             return 0.0;
@@ -516,7 +513,7 @@ impl Memory {
     }
 }
 
-/// How long it takes to move so many pages with so many bytes, in nanoseconds.
+/// Time to move this many pages and bytes, in nanoseconds.
 pub fn move_cost(pages: u64, bytes: u64) -> f64 {
     pages as f64 * MOVE_PAGE_NS + bytes as f64 / MOVE_BANDWIDTH
 }

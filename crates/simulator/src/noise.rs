@@ -1,18 +1,14 @@
-//! Noise as real signals have it: autocorrelated, drifting, stepping, heavy-tailed, with stalls.
-//!
-//! Every number is drawn from a counter: `(seed, stream, index)` names a draw, so no draw depends on how often or in
-//! what order others were made. A signal is made of cells of one second. Cells are visited in order, each once, however
-//! the time between is cut, so the noise of a run does not depend on how often somebody looked.
-//!
-//! Shape from machine-model B.1 point 12: `y = AR(1) + drift + steps`, t3 innovations, stalls.
+//! Realistic signal noise: autocorrelated, drifting, stepping, heavy-tailed, with stalls. A counter `(seed, stream,
+//! index)` names each draw, so draws do not depend on others. A signal has cells of one second, visited once and in
+//! order, so noise does not depend on sampling. Shape from machine-model B.1 point 12: `y = AR(1) + drift + steps`, t3
+//! innovations, stalls.
 
 use serde::{Deserialize, Serialize};
 
 /// Length of a cell of noise in nanoseconds: one second, the sampling interval of an experiment.
 pub const CELL_NS: u64 = 1_000_000_000;
 
-/// Spreads 64 bits so that every bit of the input moves every bit of the output (the finaliser of SplitMix64, Steele,
-/// Lea and Flood 2014).
+/// Spreads 64 bits so that each input bit moves each output bit (finaliser of SplitMix64, Steele, Lea and Flood 2014).
 pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -116,9 +112,9 @@ impl NoiseSpec {
         stalls_per_hour: 0.0,
     };
 
-    /// A signal that makes trials hard: the scenario `all` of experiments.md A.2 at 5 %, which knows everything at once that
-    /// real signals have: noise that lasts for seconds, heavy tails, an hourly wave of 10 %, a new level (standard deviation
-    /// 10 %) every five minutes, a stall every 200 s. An effect of 5 % is provable there in minutes, one of 2 % not always.
+    /// A signal that makes trials hard: the scenario `all` of experiments.md A.2 at 5 %. Noise lasts for seconds and
+    /// has heavy tails. Added are an hourly wave of 10 %, a new level (standard deviation 10 %) every five minutes, and
+    /// a stall every 200 s. Minutes suffice to prove an effect of 5 %; one of 2 % is not always provable.
     pub const ROUGH: Self = Self {
         cv: 0.05,
         correlation: 0.8,
@@ -130,7 +126,7 @@ impl NoiseSpec {
         stalls_per_hour: 18.0,
     };
 
-    /// What is wrong with it, by name, value and range.
+    /// Faults, by name, value and range.
     pub fn complaints(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut range = |name: &str, value: f64, low: f64, high: f64| {
@@ -180,7 +176,7 @@ impl Noise {
         noise
     }
 
-    /// The factor in this cell. Cells before the present one answer as the present one: time does not go back.
+    /// The factor in this cell. Earlier cells answer like the present one: time does not go back.
     pub fn at(&mut self, cell: u64) -> f64 {
         while self.next <= cell {
             self.visit();

@@ -1,30 +1,15 @@
 //! The simulated machine behind the traits of the seam.
 //!
-//! [`SimPlatform`] is a handle: clones see the same [`World`], but what a daemon would keep in its memory (open meters,
-//! the state of a change under way) belongs to the handle. A crash is a handle that is dropped; a fresh one knows nothing
-//! but what the machine shows and the undo record says.
+//! [`SimPlatform`] is a handle on a shared [`World`]. A daemon's memory (open meters, changes under way) belongs to the
+//! handle. A crash drops the handle; a fresh one knows only the machine and the undo records.
 //!
 //! | effector | target | undo |
 //! |---|---|---|
-//! | `thread_placement` | `Cpus`: the workload's threads run there and nowhere else | the restriction found |
-//! | `page_placement` | `Pages`: pieces of memory move to the node, hottest first | the same pieces go back to where they were |
+//! | `thread_placement` | `Cpus`: the workload's threads run only there; `memory`, `split_by`, `group_by` extend it | the restriction found |
+//! | `page_placement` | `Pages`: pieces of memory move to the node, hottest first | the same pieces go back |
 //! | `large_pages` | `Memory`: pieces get a large page | those pieces are split |
 //! | `prefetch` | `Cpus`: their hardware prefetch is off | it is on where it was on |
 //! | `placebo` | `Nothing` | nothing |
-//!
-//! The first and the fourth are done at once and take no arguments (but `group_by` = `board` for threads: each stays on
-//! its board, with those that it shares data with); the others work in slices, with the arguments
-//! `slice_ms` (1 to 100, default 20), `duty` (share of the time spent working, 0.01 to 1, default 0.5), `bytes_per_second`
-//! (upper bound), `free_memory_min` (bytes; default 2 % of the node) and `several_mappers` (`allow`, `refuse`: as on Linux, large
-//! pages in a segment that several processes map cannot be split while they run, unless the machine's layout says that it
-//! can).
-//!
-//! With `large_pages` = `move` moves of pages take large pages along as they are; else those stay.
-//! `page_placement` with `spread_over` = `0,2` shares the pages out evenly among those nodes, the target's among them.
-//! `thread_placement` with `memory` = `all` or `private` moves up to `memory_bytes` of the workload's memory along, to the
-//! nodes of the CPUs; then it works in slices, too, and takes their arguments. With `split_by` = `process` each process is
-//! kept on one chip among those CPUs, as many on each as it has cores, where most of its private memory is; memory that
-//! goes along goes to the node of its process's chip (`private` only).
 
 mod arguments;
 mod large;
@@ -48,10 +33,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// CPU time of one change of a mask or of a prefetch switch.
+/// CPU time of one change of a mask or prefetch switch.
 const SWITCH_S: f64 = 50e-6;
 
-/// Why something was left as it is. Stable: they appear in histories.
+/// Stable reasons for leaving something: they appear in histories.
 const NO_ROOM: &str = "no free memory at the node";
 const MOVED_BY_OTHERS: &str = "moved by somebody else";
 const CHANGED_BY_OTHERS: &str = "changed by somebody else";
@@ -68,9 +53,9 @@ pub struct SimPlatform {
     seen: Seen,
     meters: BTreeMap<(WorkloadId, MeterId), OpenMeter>,
     tasks: BTreeMap<ActionId, Task>,
-    /// Placements of threads that are made, or on their way in or out, and whose.
+    /// Thread placements made, or on their way in or out, by workload.
     placed: BTreeMap<ActionId, WorkloadId>,
-    /// Placements whose threads are back, and whose memory is not yet.
+    /// Placements with threads restored, and memory not yet.
     owes_memory: BTreeMap<ActionId, WorkloadId>,
 }
 
@@ -138,7 +123,7 @@ impl SimPlatform {
         self.world.borrow_mut().person(change)
     }
 
-    /// What a program (all instances) or a workload did since the start.
+    /// Totals of a program (all instances) or a workload since the start.
     pub fn totals(&self, name: &str) -> Totals {
         self.world.borrow_mut().totals(name)
     }
@@ -220,7 +205,7 @@ fn done() -> Progress {
     }
 }
 
-/// What was found was left because somebody else changed it since.
+/// Left alone: somebody else changed it since.
 fn left_alone() -> Progress {
     Progress {
         finished: 0,
@@ -231,7 +216,6 @@ fn left_alone() -> Progress {
 
 const STARTED: &str = "started";
 
-/// Whether the processes of the record still run.
 fn same_processes(world: &World, record: &UndoRecord) -> Option<usize> {
     let p = world.find(record.action.workload.as_str())?;
     let alive = world.programs.get(p)?.alive.as_ref()?;
@@ -239,7 +223,7 @@ fn same_processes(world: &World, record: &UndoRecord) -> Option<usize> {
         .then_some(p)
 }
 
-/// The executions of the processes whose memory is in the record, where there were any before.
+/// Executions of the processes whose memory is in the record.
 const EXECUTIONS: &str = "executions";
 
 fn note_executions(found: &mut BTreeMap<String, String>, alive: &Alive) {
@@ -248,7 +232,7 @@ fn note_executions(found: &mut BTreeMap<String, String>, alive: &Alive) {
     }
 }
 
-/// Whether the processes of the record still run, with the memory that they had.
+/// Whether the processes of the record still run, with the same memory.
 fn same_memory(world: &World, record: &UndoRecord) -> Option<usize> {
     let p = same_processes(world, record)?;
     let alive = world.programs.get(p)?.alive.as_ref()?;
@@ -277,7 +261,7 @@ impl SimPlatform {
         }
     }
 
-    /// A placement of the same workload that lies over this one and is not undone.
+    /// A placement of the same workload that lies over this one.
     fn over(&self, action: &Action) -> Option<ActionId> {
         let later = |(id, of): &(&ActionId, &WorkloadId)| **id > action.id && **of == action.workload;
         self.placed.iter().rev().find(later).map(|(id, _)| *id)
@@ -300,8 +284,7 @@ impl SimPlatform {
         };
     }
 
-    /// Whether memory that an undo would bring back finds no room where it was found: others have taken it since. The undo stays
-    /// owed then, whatever anybody does.
+    /// Whether an undo's memory finds no room at its old place, taken by others since. The undo then stays owed.
     pub fn has_no_way_back(&self, record: &UndoRecord) -> bool {
         let to = match &record.action.target {
             Target::Pages(wanted) => Some(wanted.node.0 as usize),

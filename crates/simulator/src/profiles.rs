@@ -10,7 +10,7 @@ struct Shipped {
     profiles: Vec<Profile>,
 }
 
-/// Part of the program: that it can be read is proven by a test.
+/// Part of the program; a test proves that it is readable.
 static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {
     let shipped: Shipped = toml::from_str(include_str!("../data/profiles.toml")).unwrap_or_default();
     shipped.profiles

@@ -1,28 +1,25 @@
-//! Signals as rough as they are on bad days: for asking whether what holds on kind machines holds on unkind ones, too.
+//! Rough signals, to ask whether results on kind machines hold on unkind ones.
 //!
-//! The work of every program, and what arrives where it comes from outside, is at least as noisy as [`NoiseSpec::ROUGH`]
-//! (the scenario `all` of experiments.md A.2 at 5 %, where the usual programs of this simulator have 1.5 % and nothing else),
-//! which needs some 4 to 30 times as many blocks for the same proof. Counters are biased as those of real processors are: each
-//! is off by a factor of its own that no repetition averages out (a standard deviation of 20 %, assumed), and a program's
-//! own counter of its work wanders by up to 2 % with time, as one that counts retries does.
+//! The work and the external arrivals of every program become at least as noisy as [`NoiseSpec::ROUGH`] (scenario `all`
+//! of experiments.md A.2 at 5 %). The usual simulated programs have 1.5 % and nothing else. The same proof then takes 4
+//! to 30 times as many blocks. Each processor counter is off by a factor that no repetition averages out (standard
+//! deviation 20 %, assumed). A program's work counter wanders by up to 2 % over time, like one that counts retries.
 
 use crate::behaviour::{Load, ProgramSpec};
 use crate::noise::NoiseSpec;
 use crate::world::Surroundings;
 
-/// Noise of processor counters from look to look.
+/// Noise of processor counters between samples.
 const COUNTER_CV: f64 = 0.10;
-/// Standard deviation of the logarithm of the factor by which a processor counter is off.
+/// Standard deviation of the logarithm of a processor counter's factor.
 const COUNTER_BIAS: f64 = 0.20;
-/// So many times the noise of one reading of a work meter …
+/// Factor on the noise of one work meter reading …
 const METER_NOISE: f64 = 5.0;
 /// … and at least this, for one second.
 const METER_CV: f64 = 0.01;
-/// How far a work meter wanders from the truth.
 const METER_BIAS: f64 = 0.02;
 
-/// Makes the load of the programs and everything that is seen of them rough, the same for every program and seed. What a
-/// program really gains from a change is as before.
+/// Makes the programs' load and all signals rough, alike for every program and seed. The true gain of a change stays.
 pub fn roughen(programs: &mut [ProgramSpec], surroundings: &mut Surroundings) {
     surroundings.counter_cv = surroundings.counter_cv.max(COUNTER_CV);
     surroundings.counter_bias = surroundings.counter_bias.max(COUNTER_BIAS);
@@ -38,7 +35,7 @@ pub fn roughen(programs: &mut [ProgramSpec], surroundings: &mut Surroundings) {
     }
 }
 
-/// Never calmer than it was.
+/// Never calmer than before.
 fn rougher(was: NoiseSpec) -> NoiseSpec {
     let rough = NoiseSpec::ROUGH;
     NoiseSpec {

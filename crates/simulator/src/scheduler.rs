@@ -1,9 +1,7 @@
-//! Where threads run, and how full that makes cores.
-//!
-//! A fluid of mean numbers of runnable threads is spread over cores, as two kernels do it. The law of threads that
-//! share a core (model-fit 2.1) turns the fullness of cores into what accounting shows: `u_k`, the throughput of `k`
-//! threads relative to a full core; the charge per hardware thread (PURR); and the cores that a partition of a shared
-//! pool consumes.
+//! Where threads run, and how full that makes cores. Mean numbers of runnable threads are spread over cores like a
+//! fluid, as two kernels do it. The law of threads on a core (model-fit 2.1) turns fullness into accounting: `u_k`, the
+//! throughput of `k` threads relative to a full core; the charge per hardware thread (PURR); and the cores consumed by
+//! a partition of a shared pool.
 
 use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
@@ -13,57 +11,53 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedulerKind {
-    /// As AIX does it: the first thread of every core of the machine first, then the second of every core, and so on.
-    /// A workload that was confined to some chips keeps a reserve of idle cores there and lets two threads share the
-    /// others ([`DISPATCHED`], [`PAIRED`]).
+    /// As AIX: the first thread of every core, then the second, and so on. A workload confined to some chips keeps idle
+    /// cores there in reserve and lets two threads share the others ([`DISPATCHED`], [`PAIRED`]).
     FanOut,
-    /// As Linux does it: threads stay in the cache domain where they are, idle cores first and then siblings, as long
-    /// as the imbalance is tolerated ([`IMBALANCE`]); the rest goes to the emptiest domain.
+    /// As Linux: threads stay in their cache domain, idle cores before siblings, within the tolerated imbalance
+    /// ([`IMBALANCE`]). The rest goes to the emptiest domain.
     #[default]
     Linux,
 }
 
-/// Share of a confined workload's cores that the fan-out dispatches before it gives up its reserve. Fitted to the
-/// published table of processor use after placement (P2): .41 + .33 + .07 + .08 of a core.
+/// Share of a confined workload's cores that the fan-out dispatches before using its reserve. Fitted to the published
+/// processor use after placement (P2): .41 + .33 + .07 + .08 of a core.
 pub const DISPATCHED: f64 = 0.89;
-/// Share of the dispatched cores that run two threads before the reserve is given up. Fitted to the same table.
+/// Share of the dispatched cores with two threads before the reserve is used. Fitted to the same table.
 pub const PAIRED: f64 = 0.824;
 
-/// Threads per core up to which Linux leaves threads where they are although other domains have idle cores: its load
-/// balancer tolerates an imbalance of 25 % between nodes (`imbalance_pct` = 125 in the kernel's scheduling domains).
+/// Threads per core up to which Linux leaves threads despite idle cores in other domains. Its load balancer tolerates
+/// an imbalance of 25 % between nodes (`imbalance_pct` = 125 in the kernel's scheduling domains).
 pub const IMBALANCE: f64 = 1.25;
 
-/// What a workload wants of the scheduler.
+/// A workload's demand on the scheduler.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// Mean number of threads that want to run, at least 0.
     pub runnable: f64,
-    /// CPUs on which they may run, by number; `None` = all. CPUs beyond the end of the vector are not allowed.
+    /// CPUs on which they may run, by number; `None` = all. CPUs beyond the vector are not allowed.
     pub allowed: Option<Vec<bool>>,
-    /// Where the threads are by preference (where they started, or where the kernel keeps them), as weights by chip;
-    /// `None` = no preference.
+    /// Preferred chips as weights (where threads started, or where the kernel keeps them); `None` = no preference.
     pub lean: Option<Vec<f64>>,
-    /// For threads that somebody bound to fewer CPUs than there are: how far their number varies by chance, 0..1. 0 = always
-    /// as many want to run (a closed load that never thinks); 1 = they come and go independently of each other (Poisson).
-    /// 0 also for threads that may run anywhere: they go to any core that is idle, and the published use of hardware
-    /// threads before placement (Table 3) shows no second thread on any core at 80 % of the cores.
+    /// Random variation of the thread number, for threads bound to fewer CPUs than there are, 0..1. 0: constant demand
+    /// (a closed load that never thinks). 1: independent arrivals (Poisson). Unbound threads have 0: they find an idle
+    /// core. The published use before placement (Table 3) shows no second thread on any core at 80 % of the cores.
     pub chance: f64,
 }
 
-/// Where a workload runs.
+/// The places of a workload.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placed {
     /// Mean number of running threads by chip.
     pub running: Vec<f64>,
-    /// Mean number of running threads, of any workload, on the cores on which this one runs, by chip; 1 where it does
-    /// not run.
+    /// Mean number of running threads, of any workload, on this one's cores, by chip; 1 where it does not run.
     pub threads_per_core: Vec<f64>,
     /// Its share of the mean number of cores on which at least one thread runs, by chip.
     pub cores_dispatched: Vec<f64>,
     /// Its processor use by CPU as accounting shows it, 0..1.
     pub cpu_use: Vec<f64>,
-    /// Its share of the cores consumed: a core on which at least one thread runs is consumed whole (so it is charged to
-    /// a shared partition, and so the charges of its hardware threads add up).
+    /// Its share of the consumed cores. A core with a running thread is consumed whole: a shared partition is charged
+    /// so, and hardware thread charges add up to it.
     pub consumed_cores: f64,
     /// Threads that want to run and have no CPU.
     pub waiting: f64,
@@ -90,13 +84,13 @@ impl Placed {
     }
 }
 
-/// Throughput of `k` running threads of a core that has `threads`, relative to all of them running, when a thread
-/// waits as many cycles as it computes alone: `1.25 k/(k+1)` for four. `k` may be fractional; 0 to `threads`.
+/// Throughput of `k` running threads of a core with `threads`, relative to all running, when a thread waits as long as
+/// it computes alone: `1.25 k/(k+1)` for four. `k` may be fractional; 0 to `threads`.
 pub fn core_share(k: f64, threads: f64) -> f64 {
     (threads + 1.0) / threads * k / (k + 1.0)
 }
 
-/// Running threads on a core whose use is accounted as `used` (0..1), the inverse of [`core_share`].
+/// Running threads on a core with the accounted use `used` (0..1): the inverse of [`core_share`].
 #[cfg(test)]
 pub(crate) fn running_at(used: f64, threads: f64) -> f64 {
     let most = (threads + 1.0) / threads;
@@ -109,11 +103,10 @@ pub(crate) fn running_at(used: f64, threads: f64) -> f64 {
     }
 }
 
-/// How much slower a thread runs, as a mean over time, because others of its workload happen to run at the same time on
-/// the `cores` that they are confined to: the number of others is Poisson with mean `others`, threads share out evenly
-/// over cores, and `speeds` are the speeds of a thread with 1, 2, … running threads on its core. More threads than a core
-/// has take turns. Means over time see nothing of this; it is what binding costs a workload that is mostly idle (P7).
-/// [`place_in`] applies it by [`Request::chance`].
+/// Mean slowdown of a thread because others of its workload run at the same time on the `cores` of its confinement.
+/// Their number is Poisson with mean `others`, and threads spread evenly over cores. `speeds`: speed of a thread with
+/// 1, 2, … running threads on its core. Excess threads alternate. Means over time hide this cost of binding a mostly
+/// idle workload (P7). [`place_in`] applies it by [`Request::chance`].
 pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
     let (Some(alone), threads) = (speeds.first().copied(), speeds.len() as f64) else {
         return 1.0;
@@ -135,7 +128,7 @@ pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
         }
     };
     if others > 400.0 {
-        // The number hardly varies, and its probabilities would be too small to be numbers.
+        // The number hardly varies, and its probabilities would underflow.
         return with(others.round() + 1.0) * alone;
     }
     // Ten standard deviations and some cover all but 1e-20 of the distribution.
@@ -150,16 +143,15 @@ pub fn collisions(others: f64, cores: u32, speeds: &[f64]) -> f64 {
     mean * alone
 }
 
-/// Cores that differ only in their number: same chip, same permissions.
+/// Interchangeable cores: same chip, same permissions.
 struct Class {
     chip: usize,
     /// First CPU of each core.
     cores: Vec<u32>,
     /// Hardware threads per core that each request may use.
     allowed: Vec<u32>,
-    /// Threads of each request on it.
     load: Vec<f64>,
-    /// Most threads that fit: union of what is allowed.
+    /// Most threads that fit: union of the allowed.
     capacity: f64,
 }
 
@@ -190,8 +182,8 @@ impl Classes {
     }
 }
 
-/// Spreads all requests over the machine. Requests with the same permissions are treated alike, whatever their order. With other
-/// numbers of threads the classes are the same.
+/// Spreads all requests over the machine. Requests with the same permissions are treated alike, in any order. The
+/// classes do not depend on the numbers of threads.
 pub fn place_in(
     layout: &Layout,
     kind: SchedulerKind,
@@ -203,7 +195,7 @@ pub fn place_in(
         class.load.fill(0.0);
     }
     let chips = layout.chips.len();
-    // Those who may go to the fewest cores first: the others fill in around them. Equals are spread together.
+    // Most restricted first: the others fill in around them. Equals are spread together.
     let room = |g: usize| -> usize {
         classes
             .iter()
@@ -219,7 +211,7 @@ pub fn place_in(
     for members in order.values() {
         spread(layout, kind, requests, members, classes);
     }
-    // Threads beyond what a core can run wait; all on the core alike.
+    // Excess threads of a core wait, all alike.
     for class in classes.iter_mut() {
         let (total, most) = (class.total(), class.capacity * class.size());
         if total > most {
@@ -238,7 +230,7 @@ pub fn place_in(
             ..Placed::default()
         })
         .collect();
-    // CPUs that are offline are allowed to nobody; only who may not use a whole chip was confined by choice.
+    // Nobody may use offline CPUs; only a request without a whole chip was confined by choice.
     let confined: Vec<bool> = (0..requests.len())
         .map(|g| (0..chips).any(|chip| !classes.iter().any(|c| c.chip == chip && c.allowed[g] > 0)))
         .collect();
@@ -299,7 +291,6 @@ fn classes(layout: &Layout, requests: &[Request]) -> Vec<Class> {
         .collect()
 }
 
-/// Adds the threads of requests with the same permissions to the classes.
 fn spread(
     layout: &Layout,
     kind: SchedulerKind,
@@ -315,9 +306,9 @@ fn spread(
     if open.is_empty() {
         return;
     }
-    // Preferences first: by chip, as long as it has room by the kernel's judgement.
+    // Preferences first, by chip, within the kernel's tolerance.
     let tolerated = match kind {
-        // Where threads were found is an input of the measured machine: it holds as long as there are hardware threads.
+        // The found places are an input of the measured machine, valid while there are hardware threads.
         SchedulerKind::FanOut => f64::from(layout.threads_per_core),
         SchedulerKind::Linux => IMBALANCE,
     };
@@ -348,7 +339,7 @@ fn spread(
             }
         }
     }
-    // The rest to the emptiest cores: raise the level of the lowest until all is placed.
+    // The rest fills the emptiest cores, level by level.
     let rest: f64 = left.iter().map(|l| l.max(0.0)).sum();
     if rest <= 1e-12 {
         return;
@@ -375,9 +366,9 @@ fn spread(
     }
 }
 
-/// Threads that are bound to some cores meet there by chance more often than their mean number says: the steady part of
-/// them shares cores as the mean, the rest as [`collisions`] has it. Not on whole chips under the fan-out: how full its
-/// cores are there was measured (P2), chance included. What a core is charged stays that of the means.
+/// Threads bound to some cores meet more often by chance than on average. The steady part shares cores as the mean, the
+/// rest as in [`collisions`]. The exception is whole chips under the fan-out, whose measured fullness (P2) includes
+/// chance. Core charges stay those of the means.
 fn collide(
     layout: &Layout,
     kind: SchedulerKind,
@@ -413,7 +404,7 @@ fn collide(
         }
         let chance = by_chance / running;
         let allowed = mine().map(|c| c.allowed[g]).max().unwrap_or(full).clamp(1, full);
-        // With speeds of 1/k, what a thread loses is the number of threads it shares the core with.
+        // With speeds of 1/k, the loss is the number of threads on the core.
         let speeds: Vec<f64> = (1..=allowed).map(|k| 1.0 / f64::from(k)).collect();
         let met = collisions(running, cores as u32, &speeds);
         let per_core = ((1.0 - chance) * density.max(1.0) + chance * met).min(f64::from(full));
@@ -427,7 +418,6 @@ fn collide(
     }
 }
 
-/// Threads of a request that want to be on this chip.
 fn leaning(request: &Request, chip: usize, chips: usize) -> f64 {
     let Some(lean) = &request.lean else { return 0.0 };
     let weight = |i: usize| sane(lean.get(i).copied().unwrap_or(0.0));
@@ -438,7 +428,7 @@ fn leaning(request: &Request, chip: usize, chips: usize) -> f64 {
     sane(request.runnable) * weight(chip) / sum
 }
 
-/// Share of the cores of a class on which at least one thread runs, and mean number of threads there.
+/// Share of a class's cores with a running thread, and mean number of threads there.
 fn fullness(kind: SchedulerKind, confined: bool, density: f64, capacity: f64) -> (f64, f64) {
     if density <= 0.0 {
         return (0.0, 1.0);
@@ -475,7 +465,7 @@ fn account(layout: &Layout, kind: SchedulerKind, confined: &[bool], class: &Clas
         .map(|(load, _)| load)
         .sum();
     let (busy, k) = fullness(kind, packed > 0.5 * total, class.density(), class.capacity);
-    // A mean of k threads is a mixture of cores with the next lower and the next higher whole number of threads.
+    // A mean of k threads mixes cores with the next lower and next higher whole number.
     let low = k.floor().clamp(1.0, full);
     let high = (low + 1.0).min(full);
     let at_high = if high > low {

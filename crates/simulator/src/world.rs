@@ -1,9 +1,7 @@
-//! The simulated machine in time: programs run, load changes, people interfere, and all of it is integrated lazily.
-//!
-//! Rates change only when something changes: a load, a placement, a page that moved, a switch. Between two changes a
-//! program's work is its rate times the time, second by second times its noise; so an hour in which nothing happens
-//! costs less than a millisecond. What the optimizer itself costs is taken from the machine: CPU time when no CPU is
-//! idle, and standstill while pages that are in use are moved or converted.
+//! The simulated machine in time: programs run, load changes, people interfere. Integration is lazy. Rates change only
+//! with a load, a placement, a moved page or a switch. Between changes a program's work is its rate times the time,
+//! second by second, times its noise. So an hour without events costs less than a millisecond. The optimizer's cost is
+//! charged: CPU time when no CPU is idle, and standstill while used pages are moved or converted.
 
 mod changes;
 mod people;
@@ -26,7 +24,6 @@ use homeostat_model::Nanoseconds;
 use rates::Rates;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Seconds since the epoch at the beginning of every run.
 const UNIX_START: u64 = 1_700_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +34,7 @@ enum Event {
     Phase(usize, u64, usize),
     Modulate(usize, u64),
     Shift,
-    /// The copying for this program that was to last until then is over.
+    /// The copy for this program that lasts until then is over.
     Copied(usize, u64),
     Change(PersonChange),
 }
@@ -162,7 +159,7 @@ impl World {
         match event {
             Event::Start(p) => {
                 if self.programs.get(p).is_some_and(|p| p.alive.is_none()) {
-                    // Without memory for it, it does not start: a person would see the message of its shell.
+                    // Without memory for it, it does not start, as a shell would report.
                     let _refused = self.start(p);
                 }
             }
@@ -202,7 +199,7 @@ impl World {
                 }
             }
             Event::Change(change) => {
-                // Checked when the world was made; what is impossible by now (a program that is gone) does not happen.
+                // Checked at the start; what has become impossible (the program is gone) does not happen.
                 let _refused = self.person(change);
             }
         }
@@ -227,7 +224,6 @@ impl World {
         }
     }
 
-    /// Integrates to `until` with the present rates.
     fn pass(&mut self, until: u64) {
         if until <= self.now_ns {
             return;
@@ -272,7 +268,6 @@ impl World {
             .filter(|p| self.programs.get(*p).is_some_and(|p| p.alive.is_some()))
     }
 
-    /// The workloads of a program, or the workload of that name.
     fn members(&self, name: &str) -> Result<Vec<usize>, WorldError> {
         if let Some(p) = self.by_name.get(name) {
             return Ok(vec![*p]);

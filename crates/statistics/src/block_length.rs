@@ -1,9 +1,7 @@
-//! How long must a block be, and can anything be proven within the budget?
-//!
-//! Problem: short blocks pay the washout too often, long ones let the load drift between the arms. A noise model
-//! would say how long is right if it were right. Approach: try the lengths on the passive history, where nothing was
-//! changed, and measure how much neighbouring blocks differ. That is free, needs no model, and keeps the error of the
-//! trial: the history does not know the coins.
+//! Chooses the length of a block, and checks whether the budget can prove anything. Short blocks pay the washout too
+//! often; in long ones the load drifts between the arms. A noise model is only right if it fits. So the candidates are
+//! tried on the passive history, where nothing was changed, and neighbouring blocks are compared. This costs nothing,
+//! needs no model, and keeps the error level of the trial: the history is independent of the random assignment.
 
 use crate::robust::{MAD_TO_SIGMA, ln, median, quantile};
 use crate::switchback::{Design, TrialParameters};
@@ -12,25 +10,23 @@ use std::fmt;
 
 /// The history must cover this many pairs of a length before the length is considered.
 const PAIRS_MIN: f64 = 2.0;
-/// … or so many when what is expected is so many times the smallest effect of interest: how it spreads is then learnt in
-/// the trial itself, and waiting costs more than a wrong stake.
+/// Pairs that suffice for an expected effect of [`LARGE`] times the smallest one of interest. The trial itself then
+/// learns the spread. Waiting would cost more than a wrong stake.
 const PAIRS_MIN_PLAIN: f64 = 1.5;
 const PLAIN: f64 = 7.5;
-/// An effect that is this many times the smallest one of interest is large: its blocks may be shorter than the washout.
+/// An effect of this many times the smallest one of interest is large. Its blocks may be shorter than the washout.
 const LARGE: f64 = 4.0;
 /// At least this share of the placebo blocks must have a score.
 const USABLE_MIN: f64 = 0.8;
-/// Differences below this are not believed: staking on a smaller scale can lose everything on one block.
+/// Smaller differences are not believed: stakes on a smaller scale can lose everything on one block.
 pub const SCALE_FLOOR: f64 = 0.002;
-/// A trial is worth starting when it can prove an effect of this size (log units) within the budget.
+/// A trial starts only when the budget can prove an effect of this size (log units).
 pub const PROVABLE_MAX: f64 = 0.16;
 /// Pairs to prove an effect of one scale are this times ln(2/α) (fitted to the simulation).
 const PAIRS_PER_NAT: f64 = 2.6;
-/// Nine of ten normal numbers are no larger in size than this many times their standard deviation.
+/// Nine of ten normal numbers are at most this many standard deviations in size.
 const NINE_OF_TEN: f64 = 1.645;
-/// Measured part (seconds) on which the circuit breaker looks.
 const BREAKER_SECONDS: f64 = 5.0;
-/// Placebo pairs taken from the history at most, per length.
 const PLACEBOS_MAX: usize = 4096;
 
 /// The length chosen, and what to expect of it.
@@ -38,7 +34,7 @@ const PLACEBOS_MAX: usize = 4096;
 pub struct Choice {
     /// Measured part of a block (seconds).
     pub measured_s: f64,
-    /// Expected standard deviation of an on − off difference of two blocks (log units): the prior scale.
+    /// Prior scale: expected standard deviation of an on − off difference of two blocks (log units).
     pub scale: f64,
     /// Expected standard deviation of a five-second mean (log units), for the circuit breaker.
     pub scale_5s: f64,
@@ -48,7 +44,7 @@ pub struct Choice {
     pub predicted_s: f64,
     /// Smallest gain that can be proven within the budget (log units).
     pub provable: f64,
-    /// Pairs that the history held, side by side.
+    /// Disjoint pairs in the history.
     pub history_pairs: f64,
 }
 
@@ -119,8 +115,7 @@ impl fmt::Display for Unmeasurable {
 
 impl std::error::Error for Unmeasurable {}
 
-/// Fewest contrasts that can reach the evidence 1/α: each doubles it at best. One more for a start that is not
-/// perfect.
+/// Fewest contrasts that can reach the evidence 1/α: each at best doubles it. One more for an imperfect start.
 pub fn contrasts_min(alpha: f64) -> f64 {
     (ln(1.0 / alpha.clamp(1e-12, 0.5)) / std::f64::consts::LN_2).ceil() + 1.0
 }
@@ -134,21 +129,20 @@ pub fn blocks_needed(design: Design, alpha: f64, ratio: f64) -> f64 {
     }
 }
 
-/// Passive history. The metric of a stretch is Σ work / Σ denominator (a ratio of sums, never a mean of ratios).
+/// Passive history. The metric of a stretch is Σ work / Σ denominator: a ratio of sums, never a mean of ratios.
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     /// (work, denominator) per interval, oldest first.
     pub seconds: &'a [(f64, f64)],
     /// Length of one interval (seconds).
     pub interval: f64,
-    /// A block is told by a few moments of it, so what is seldom is in few blocks and not a little of each.
+    /// A block has few readings: a rare event falls into few blocks instead of a little into each.
     pub few: bool,
 }
 
-/// Chooses the measured part of a block for a change of which `effect` is expected (log units; 0 when nothing is known). A large one
-/// is seen in short blocks; whether it comes true touches the length of the trial only, not its level. All times are in seconds:
-/// `washout` is discarded at the start of a block, of the `candidates` those that are too short are skipped, `budget` is the
-/// longest trial.
+/// Chooses the measured part of a block for a change with the expected `effect` (log units; 0 if unknown). Short blocks
+/// suffice for a large effect. A wrong expectation affects the length of the trial, not its level. Times are seconds:
+/// `washout` is discarded at the start of a block, too short `candidates` are skipped, `budget` is the longest trial.
 ///
 /// # Errors
 /// [`Unmeasurable`] says why no trial should start, in a sentence with numbers.
@@ -170,7 +164,7 @@ pub fn choose(
     }
     let known = if effect.is_finite() { effect } else { 0.0 };
     let expected = known.max(parameters.delta);
-    // For an effect of the usual size a trial would be mostly waiting.
+    // For an effect of the usual size most of the trial would be waiting.
     let is_large = expected >= LARGE * parameters.delta;
     let at_least = if is_large { 0.5 * washout } else { washout };
     let lengths = lengths(candidates, interval, at_least);
@@ -190,7 +184,7 @@ pub fn choose(
         let Some(scale) = (pairs >= pairs_min).then(|| scale_of(measured)).flatten() else {
             continue;
         };
-        // Few pairs underestimate the spread, and the smallest of several estimates more so.
+        // Few pairs underestimate the spread, and the smallest of several estimates even more.
         let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
         let blocks = blocks_needed(parameters.design, parameters.alpha, expected / scale);
         let time = blocks * (2.0 * (washout + measured)) / 2.0;
@@ -242,7 +236,7 @@ fn provable(
     Ok(provable)
 }
 
-/// The lengths that come into question, the shortest first: those from so many seconds on, or else the longest.
+/// The usable lengths, the shortest first: those of at least `at_least` seconds, or else the longest.
 fn lengths(candidates: &[u32], interval: f64, at_least: f64) -> Vec<f64> {
     let mut lengths: Vec<f64> = candidates
         .iter()
@@ -255,7 +249,7 @@ fn lengths(candidates: &[u32], interval: f64, at_least: f64) -> Vec<f64> {
     lengths
 }
 
-/// Sums from the start, so that any stretch costs one subtraction.
+/// Prefix sums, so that any stretch costs one subtraction.
 struct Prefix {
     /// (work, denominator, intervals without a number).
     sums: Vec<(f64, f64, u32)>,
@@ -283,9 +277,9 @@ impl Prefix {
         (work > 0.0 && denominator > 0.0 && b.2 == a.2).then(|| ln(work / denominator))
     }
 
-    /// Standard deviation of differences of neighbouring placebo blocks, by their median size. Starts slide by one
-    /// interval: the same history gives many more (dependent) pairs and a steadier median. That does not see what is in one block of seven
-    /// and not in the others; where blocks are told by `few` moments, one in ten differs by as much at least as the scale says.
+    /// Standard deviation of differences of neighbouring placebo blocks, from their median size. Starts slide by one
+    /// interval: more (dependent) pairs give a steadier median. The median misses an event in one block of seven. So
+    /// for blocks with `few` readings the scale also covers the largest tenth of the differences.
     fn pair_scale(&self, interval: f64, washout: f64, measured: f64, few: bool) -> Option<f64> {
         let skip = (washout / interval).round() as usize;
         let length = (measured / interval).round().max(1.0) as usize;

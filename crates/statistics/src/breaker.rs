@@ -1,35 +1,29 @@
-//! The circuit breaker: must an on block be ended at once?
-//!
-//! Not a statistical test but a fuse. Scores are means over about five seconds (log units, more is better). A block
-//! is broken when such a mean falls below that of the last off block by more than 20 % or eight scales, whichever is
-//! more. Load steps trip it now and then (one or two an hour in a rough load); a broken block is not a verdict, it
-//! counts as a large loss in the trial.
+//! The circuit breaker: must an on block end at once? It is a fuse, not a statistical test. Scores are means over about
+//! five seconds (log units, more is better). A block is broken when a mean falls below the last off block by more than
+//! 20 % and eight scales. Load steps trip it once or twice an hour in a rough load. A broken block is no verdict; it
+//! counts as a large loss.
 
 use crate::robust::ln;
 use serde::{Deserialize, Serialize};
 
 /// A fall by this share trips the breaker, if it is beyond the noise.
 pub const FALL_MIN: f64 = 0.20;
-/// … where noise is this many scales of five-second means.
+/// … and if it exceeds this many scales of five-second means.
 pub const SCALES_MIN: f64 = 8.0;
 
 /// A circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breaker {
-    /// How far a score may fall (log units, positive).
+    /// Tolerated fall of a score (log units, positive).
     fall: f64,
-    /// Score of the last off block.
     reference: Option<f64>,
-    /// Trips so far.
     trips: u32,
     tripped: bool,
 }
 
 impl Breaker {
-    /// `scale_5s`: standard deviation of a five-second mean (log units). A scale that is not a
-    /// number leaves the 20 % rule alone.
+    /// `scale_5s`: standard deviation of a five-second mean (log units). If it is no number, only the 20 % rule holds.
     pub fn new(scale_5s: f64) -> Self {
-        // −ln(1 − 20 %): a fall by 20 % in log units.
         let share = -ln(1.0 - FALL_MIN);
         let noise = if scale_5s.is_finite() {
             SCALES_MIN * scale_5s
@@ -56,8 +50,8 @@ impl Breaker {
         self.tripped = false;
     }
 
-    /// Whether the on block must end, given the score of its last five seconds. −∞ (no work at all) trips, NaN does
-    /// not. Without an off block to compare with it never trips. A trip is counted once per block.
+    /// Whether the on block must end after this score of the last five seconds. −∞ (no work) trips, NaN does not. Never
+    /// trips without an earlier off block. Counts one trip per block.
     pub fn trips(&mut self, score: f64) -> bool {
         let Some(reference) = self.reference else {
             return false;
@@ -71,8 +65,7 @@ impl Breaker {
         self.tripped
     }
 
-    /// Whether the score is below the reference by more than this share, and by more than the breaker's own fall. Counts
-    /// nothing.
+    /// Whether the score is below the reference by more than this share and the breaker's fall. Counts nothing.
     pub fn below(&self, score: f64, share: f64) -> bool {
         let fall = self.fall.max(-ln(1.0 - share.clamp(0.0, 0.999)));
         self.reference.is_some_and(|reference| score < reference - fall)

@@ -1,9 +1,7 @@
-//! Which level may the next of many tries use? Control of false discoveries.
-//!
-//! Problem: a daemon that tries a change an hour at the level 0.05 each keeps a useless one every day. Approach:
-//! e-LOND: try `i` of an epoch gets `α_i = q · γ_i · (R + 1)` with Σγ_i ≤ 1 and `R` the accepts so far; with e-values
-//! the share of false accepts among all accepts stays at most `q` in expectation, whatever the dependence between
-//! tries. A strict profile controls the chance of *any* false accept by spending.
+//! The level for the next of many tries: control of false discoveries. A daemon that tries a change an hour at level
+//! 0.05 keeps a useless one every day. With e-LOND, try `i` of an epoch gets `α_i = q · γ_i · (R + 1)`. Σγ_i is at most
+//! 1 and `R` counts the accepts so far. With e-values the expected share of false accepts is at most `q`, for any
+//! dependence between tries. The strict profile ([`Rule::Spending`]) controls the chance of *any* false accept.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Rule {
-    /// False-discovery rate at most `rate`: `α_i = rate · γ_i · (accepts + 1)`, `γ_i = (1 − decay) · decay^(i−1)`.
-    /// The first try has the level `rate · (1 − decay)`: 0.001 by default.
+    /// False-discovery rate at most `rate`: `α_i = rate · γ_i · (accepts + 1)`, `γ_i = (1 − decay) · decay^(i−1)`. The
+    /// first level is `rate · (1 − decay)`: 0.001 by default.
     ELond {
         /// Largest expected share of false accepts among all accepts.
         rate: f64,
@@ -48,7 +46,7 @@ impl Rule {
     pub fn alpha(&self, position: u32, accepts: u32) -> f64 {
         let alpha = match self {
             Self::ELond { rate, decay, .. } => {
-                // By repeated multiplication: powf is not the same on every machine. Bounded by 100 000 steps.
+                // Multiply repeatedly: powf differs between machines. Bounded by 100 000 steps.
                 let gamma = (0..position.min(100_000)).fold(1.0 - decay, |g, _| g * decay);
                 rate * gamma * (f64::from(accepts) + 1.0)
             }

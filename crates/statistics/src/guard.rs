@@ -1,13 +1,13 @@
 //! Does an accepted gain last?
 //!
-//! Three watches over a change that is in force, fed by *probe pairs* (one block on, one off, random order; the
-//! difference is on − off in log units):
+//! Three detectors watch a change in force. *Probe pairs* feed them: one block on and one off in random order.
+//! Differences are on − off in log units.
 //!
-//! * [`Probation`], right after acceptance: a bounded bet cannot see a change that helps a little often and hurts a
-//!   lot rarely, so thirty further pairs are looked at for rare large losses and for a mean that vanishes.
-//! * [`Holdback`], for ever: an e-detector (Shiryaev–Roberts sum of the trial's own martingales); between false
-//!   alarms lie at least 200 probes on average, exactly, for any load.
-//! * [`PageHinkley`], on the passive metric: quick, free and easily fooled by the load. So it may only ask for a burst
+//! * [`Probation`], right after acceptance. A bounded bet misses a change that often helps a little and rarely hurts a
+//!   lot. So thirty more pairs are checked for rare large losses and for a vanishing mean.
+//! * [`Holdback`], for ever: an e-detector (Shiryaev–Roberts sum of the trial's martingales). At least 200 probes on
+//!   average lie between false alarms, exactly, for any load.
+//! * [`PageHinkley`], on the passive metric: quick and free, but the load easily fools it. It may only request a burst
 //!   of probe pairs, never revert.
 
 use crate::robust::{exp, ln_1p_tanh, mean, median, variance};
@@ -21,11 +21,10 @@ const EXCESS_MAX: i64 = 2;
 pub const PROBATION_MEAN_MIN: f64 = 0.005;
 /// … and revokes early when it is this many standard errors below.
 const EARLY_ERRORS: f64 = 3.0;
-/// No early look before this many pairs.
+/// No early check before this many pairs.
 const EARLY_PAIRS_MIN: usize = 6;
 /// A difference that is not a number counts as no difference; −∞ as a loss of this many scales.
 const WORST_SCALES: f64 = 8.0;
-/// Longest probation.
 const PROBATION_PAIRS_LIMIT: u32 = 10_000;
 
 fn usable_scale(scale: f64) -> f64 {
@@ -46,7 +45,7 @@ fn usable_difference(difference: f64, scale: f64) -> f64 {
     }
 }
 
-/// Where a probation stands.
+/// The state of a probation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbationState {
@@ -68,8 +67,7 @@ pub struct Probation {
 }
 
 impl Probation {
-    /// `pairs` probe pairs (30 by default; 0 = passed at once), `scale` = standard deviation of a pair's difference
-    /// as known at the acceptance.
+    /// `pairs`: 30 by default; 0 = passed at once. `scale`: standard deviation of a pair's difference at acceptance.
     pub fn new(pairs: u32, scale: f64) -> Self {
         let pairs = pairs.min(PROBATION_PAIRS_LIMIT);
         let state = if pairs == 0 {
@@ -94,7 +92,7 @@ impl Probation {
         let n = self.differences.len();
         let average = mean(&self.differences);
         let complete = n as u64 >= u64::from(self.pairs);
-        // One stall in many pairs is not yet a mean: the spread seen counts as well as the one expected.
+        // One stall in many pairs is not a mean: use the observed spread as well as the expected one.
         let spread = self.scale.max(variance(&self.differences).sqrt());
         let slack = EARLY_ERRORS * spread / (n as f64).sqrt();
         let vanished = (complete && average < PROBATION_MEAN_MIN)
@@ -107,14 +105,14 @@ impl Probation {
         self.state
     }
 
-    /// Large losses minus large gains so far. A pair that gained, if less than the others, is no loss: the spread of a
-    /// large gain is wider than that of the noise from which the scale comes.
+    /// Large losses minus large gains so far. A pair with a smaller gain is no loss: a large gain spreads wider than
+    /// the noise from which the scale comes.
     pub fn excess(&self) -> i64 {
         let centre = median(&self.differences);
         let far = OUTLIER_SCALES * self.scale;
         let loss = (centre - far).min(0.0);
         let low = self.differences.iter().filter(|d| **d < loss).count() as i64;
-        // As far above as a loss lies below, so that a large gain that varies does not outweigh real losses.
+        // As far above as a loss lies below, so that a varying large gain does not outweigh real losses.
         let high = self
             .differences
             .iter()
@@ -123,7 +121,7 @@ impl Probation {
         low - high
     }
 
-    /// Where it stands.
+    /// The present state.
     pub fn state(&self) -> ProbationState {
         self.state
     }
@@ -154,21 +152,20 @@ const STAKE_CAP: f64 = 4.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Holdback {
     scale: f64,
-    /// What counts as a loss: differences below this (log units).
+    /// Differences below this count as losses (log units).
     floor: f64,
     sums: [f64; 2],
     probes: u64,
-    /// Level of the alarm.
     alarm: f64,
 }
 
 impl Holdback {
-    /// Alarm when the effect has become negative. `scale` = standard deviation of a pair's difference.
+    /// Alarms when the effect has become negative. `scale`: standard deviation of a pair's difference.
     pub fn new(scale: f64) -> Self {
         Self::below(0.0, scale)
     }
 
-    /// Alarm when the effect has fallen below `floor` (log units), e.g. 0.01 to notice a gain that is lost.
+    /// Alarms when the effect has fallen below `floor` (log units), such as 0.01 to notice a lost gain.
     pub fn below(floor: f64, scale: f64) -> Self {
         let floor = if floor.is_finite() { floor } else { 0.0 };
         Self {
@@ -180,16 +177,15 @@ impl Holdback {
         }
     }
 
-    /// The same as one of so many detectors that are fed by the same probes and of which the first to speak decides: all
-    /// of them together then have at least [`ALARM`] probes on average between false alarms. (The mean of their levels
-    /// grows by one with each probe, and is at least `ALARM` when one of them reaches that many times `ALARM`; it needs no
-    /// independence.)
+    /// Makes it one of several detectors with the same probes, of which the first alarm decides. Together they have at
+    /// least [`ALARM`] probes on average between false alarms. Proof: the mean of their levels grows by one per probe.
+    /// It is at least `ALARM` when one level reaches the detector count times `ALARM`. Independence is not needed.
     pub fn one_of(mut self, detectors: usize) -> Self {
         self.alarm = ALARM * detectors.max(1) as f64;
         self
     }
 
-    /// Takes the difference of a probe pair, on − off (log units). True = alarm; the detector then starts afresh.
+    /// Takes the difference of a probe pair, on − off (log units). True = alarm, after which the detector restarts.
     pub fn observe(&mut self, difference: f64) -> bool {
         let difference = usable_difference(difference, self.scale) - self.floor;
         self.probes = self.probes.saturating_add(1);
@@ -204,7 +200,7 @@ impl Holdback {
         alarm
     }
 
-    /// The detector's level; the alarm is at [`ALARM`], or at that times the number of detectors that watch together.
+    /// The detector's level. The alarm is at [`ALARM`] times the number of detectors that watch together.
     pub fn level(&self) -> f64 {
         mean(&self.sums)
     }
@@ -234,8 +230,7 @@ impl Default for PageHinkley {
 }
 
 impl PageHinkley {
-    /// `delta`: falls up to this are ignored; `threshold`: cumulated fall that triggers; `memory`: values in the
-    /// running mean.
+    /// `delta`: falls up to this are ignored. `threshold`: cumulated fall. `memory`: values in the running mean.
     pub fn new(delta: f64, threshold: f64, memory: f64) -> Self {
         Self {
             delta,
@@ -247,8 +242,8 @@ impl PageHinkley {
         }
     }
 
-    /// Takes the next mean score (log units). True = worth a burst of probe pairs; it then starts afresh. Values
-    /// that are not numbers are skipped: what is passive cannot be biased.
+    /// Takes the next mean score (log units). True = request a burst of probe pairs, after which it restarts. Skips
+    /// values that are no numbers: passive values cannot be biased.
     pub fn observe(&mut self, score: f64) -> bool {
         if !score.is_finite() {
             return false;

@@ -1,17 +1,15 @@
 //! Experiment statistics: switchback trials, test martingales, false-discovery control.
 //!
-//! This crate does not know that a computer exists. It sees scores (natural logarithms of a metric, oriented so that
-//! more is better), coins that somebody else tossed, and seconds as plain numbers. It reads no clock and draws no
-//! randomness. Differences of scores are relative changes in log units: 0.02 is a gain of 2 %.
+//! Inputs are plain numbers: scores (natural logarithms of a metric, more is better), random assignments (coins) and
+//! seconds. The crate reads no clock and draws no randomness. Score differences are relative changes in log units: 0.02
+//! is a gain of 2 %.
 //!
-//! Everything is computed with IEEE 754 addition, multiplication, division and square root only; `exp` and `ln` are
-//! our own ([`robust`]). So the same inputs give the same bits on every machine, and a recording of one machine
-//! replays to the same decisions on another.
+//! Only IEEE 754 addition, multiplication, division and square root are used, with own `exp` and `ln` ([`robust`]). So
+//! every machine computes the same bits, and a recording replays to the same decisions elsewhere.
 //!
 //! | module | question it answers |
 //! |---|---|
 //! | [`switchback`] | is the change a gain, a loss, or not worth it? (randomised on/off blocks) |
-
 //! | [`block_length`] | how long must a block be, and can anything be proven at all within the budget? |
 //! | [`discovery`] | which level may the next of many tries use? |
 //! | [`guard`] | does an accepted gain last? |

@@ -1,17 +1,13 @@
-//! Robust summaries, stable elementary functions, and the quality of a work meter.
-//!
-//! Problem: the noise of a busy machine has heavy tails and steps, so means and standard deviations of raw seconds
-//! mislead; and the standard library's `exp` and `ln` differ in the last bit between platforms, which would break
-//! replay. Approach: order statistics, and elementary functions made of exactly rounded operations only.
+//! Robust summaries, stable elementary functions, and the quality of a work meter. Noise on a busy machine has heavy
+//! tails and steps, so order statistics replace means and standard deviations. The standard `exp` and `ln` differ in
+//! the last bit between platforms, which would break replay. The functions here use exactly rounded operations only.
 
 use std::f64::consts::LN_2;
 
-/// Factor that makes the median absolute deviation of a Gaussian sample estimate its standard deviation
-/// (1 / quantile of the standard normal at 3/4).
+/// Scales a median absolute deviation to the standard deviation of a Gaussian sample: 1 / normal quantile at 3/4.
 pub const MAD_TO_SIGMA: f64 = 1.4826;
 
-/// e^x. Accurate to a few units in the last place; the same bits on every machine. Underflows to 0, overflows to
-/// infinity; NaN stays NaN.
+/// e^x to a few units in the last place, the same bits everywhere. Underflows to 0, overflows to ∞; NaN stays NaN.
 pub fn exp(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -34,7 +30,7 @@ pub fn exp(x: f64) -> f64 {
         sum = 1.0 + r * sum / degree;
         degree -= 1.0;
     }
-    // k is an integer between -1022 and 1024; two factors keep each within the range of normal numbers.
+    // k is an integer in -1022 to 1024; two factors keep each a normal number.
     let k = k as i64;
     let half = k / 2;
     sum * power_of_two(half) * power_of_two(k - half)
@@ -67,7 +63,7 @@ pub fn ln(x: f64) -> f64 {
     if x.is_infinite() {
         return x;
     }
-    // Subnormal numbers are scaled up first.
+    // Scale subnormal numbers up first.
     let (x, offset) = if x < f64::MIN_POSITIVE {
         (x * power_of_two(54), -54.0)
     } else {
@@ -106,11 +102,11 @@ pub fn exp_m1(x: f64) -> f64 {
     x * sum
 }
 
-/// Largest stake × outcome that counts: beyond it a bet has won (ln 2) or lost all it may (−29.3).
+/// Largest stake × outcome. Beyond it a bet has won (ln 2) or lost all it may (−29.3).
 const BET_LIMIT: f64 = 15.0;
 
-/// ln(1 + tanh z), the logarithm of the factor by which a bet multiplies the evidence; stable for all `z`.
-/// `z` is cut at ±15, so that one outcome can take at most 29.3 nats away. NaN counts as 0 (no bet).
+/// ln(1 + tanh z): logarithm of a bet's factor on the evidence, stable for all `z`. `z` is cut at ±15, so one outcome
+/// costs at most 29.3 nats. NaN counts as 0 (no bet).
 pub fn ln_1p_tanh(z: f64) -> f64 {
     if z.is_nan() {
         return 0.0;
@@ -118,8 +114,7 @@ pub fn ln_1p_tanh(z: f64) -> f64 {
     LN_2 - ln_1p(exp(-2.0 * z.clamp(-BET_LIMIT, BET_LIMIT)))
 }
 
-/// 1 + tanh z, the factor by which a bet multiplies the evidence, cut as in [`ln_1p_tanh`]; never 0. NaN counts as 0 (no
-/// bet).
+/// 1 + tanh z: a bet's factor on the evidence, cut as in [`ln_1p_tanh`] and never 0. NaN counts as 0 (no bet).
 pub fn one_plus_tanh(z: f64) -> f64 {
     if z.is_nan() {
         return 1.0;
@@ -151,7 +146,7 @@ pub fn variance(xs: &[f64]) -> f64 {
     xs.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / (xs.len() - 1) as f64
 }
 
-/// Quantile `p` (0..1) by linear interpolation between order statistics, ignoring NaN; NaN for none.
+/// Quantile `p` (0..1), interpolated linearly between order statistics. Ignores NaN; NaN without values.
 pub fn quantile(xs: &[f64], p: f64) -> f64 {
     let mut sorted: Vec<f64> = xs.iter().copied().filter(|x| !x.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -169,7 +164,7 @@ pub fn quantile(xs: &[f64], p: f64) -> f64 {
     }
 }
 
-/// Median, ignoring NaN; NaN for none. By selection, not by sorting: it is taken after every block.
+/// Median, ignoring NaN; NaN without values. Selects instead of sorting, since it runs after every block.
 pub fn median(xs: &[f64]) -> f64 {
     let mut values: Vec<f64> = xs.iter().copied().filter(|x| !x.is_nan()).collect();
     let middle = values.len() / 2;
@@ -179,7 +174,7 @@ pub fn median(xs: &[f64]) -> f64 {
     let even = values.len() % 2 == 0;
     let (below, upper, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
     let upper = *upper;
-    // Of an even number the mean of the two in the middle; the lower one is the largest of those below.
+    // For an even count, the mean of the middle two. The lower one is the largest of those below.
     match below.iter().copied().max_by(f64::total_cmp) {
         Some(lower) if even && lower != upper => lower * 0.5 + upper * 0.5,
         _ => upper,
@@ -244,11 +239,10 @@ pub fn wilson(hits: u64, trials: u64, z: f64) -> (f64, f64) {
     ((centre - half).max(0.0), (centre + half).min(1.0))
 }
 
-/// The limit that Student's t with `freedom` degrees of freedom exceeds with probability `tail` (one-sided, `tail` in
-/// 1e-9..=0.5, `freedom` at least 2).
+/// The limit that Student's t with `freedom` (at least 2) exceeds with probability `tail` (one-sided, 1e-9..=0.5).
 ///
-/// Normal quantile after Abramowitz and Stegun 26.2.23 (error below 4.5e-4), then the expansion 26.7.5 in 1 / `freedom`. With
-/// 4 degrees of freedom and a tail of 0.001 it is 2 % short of the truth, with more or a nearer tail less.
+/// Normal quantile after Abramowitz and Stegun 26.2.23 (error below 4.5e-4), then expansion 26.7.5 in 1 / `freedom`.
+/// With 4 degrees of freedom and a tail of 0.001 it is 2 % too low. More freedom or a larger tail reduces the error.
 pub fn student_t_limit(tail: f64, freedom: f64) -> f64 {
     let tail = tail.clamp(1e-9, 0.5);
     let n = freedom.max(2.0);

@@ -1,7 +1,6 @@
-//! Loads to try the procedures on: a small generator of random numbers and a simulated metric, second by second.
-//!
-//! The generator is SplitMix64 (Steele, Lea and Flood 2014): one word of state, reproducible everywhere. It is for
-//! simulation and tests; coins of real trials come from elsewhere.
+//! Loads for trying the procedures: a random number generator and a metric, simulated second by second. The generator
+//! is SplitMix64 (Steele, Lea and Flood 2014): one word of state, reproducible everywhere. It serves simulation and
+//! tests only, never the random assignment of real trials.
 
 use crate::robust::{ln, mean};
 use std::f64::consts::TAU;
@@ -36,7 +35,7 @@ impl Random {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A fair coin.
+    /// A fair random bit.
     pub fn coin(&mut self) -> bool {
         self.next_u64() >> 63 == 1
     }
@@ -83,7 +82,7 @@ fn sine(turns: f64) -> f64 {
     x * sum
 }
 
-/// A kind of load: how the logarithm of the metric moves from second to second without any change.
+/// A kind of load: how the logarithm of the unchanged metric moves from second to second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// Standard deviation of the stationary part.

@@ -1,18 +1,16 @@
-//! The staged rollout: is a change a gain that cannot be switched back cheaply?
+//! The staged rollout: is a change that cannot be switched back cheaply a gain?
 //!
-//! The change is made in stages (10, 25, 50, 100 %), and the coin decides *when* each starts: the onset slot `J` of a
-//! stage is drawn uniformly from `1..=8` of its nine slots and written down beforehand. Under "no effect" the slot
-//! means `z` do not depend on `J`, so for *any* weights `q_j(z)`
+//! The change is made in stages (10, 25, 50, 100 %). Each stage has nine slots. Its onset slot `J` is drawn uniformly
+//! from `1..=8` and recorded beforehand. Under "no effect" the slot means `z` do not depend on `J`. So for *any*
+//! weights `q_j(z)` and any noise the evidence has mean 1 over `J`, exactly:
 //!
 //! ```text
 //! E_stage = exp(q_J) / mean_j exp(q_j)
 //! ```
 //!
-//! has mean 1 over `J`, exactly, whatever the noise. The weights come from a noise model (white + random walk), which
-//! sets the power only. `1 + tanh` of the switchback is the case of two slots.
-//!
-//! Slot means are in log units (more is better) with the start of each slot already discarded, and with what other
-//! programs explain already subtracted, if there is any.
+//! The weights come from a noise model (white + random walk), which sets the power only. The switchback's `1 + tanh` is
+//! the case of two slots. Slot means are in log units (more is better). The start of each slot is discarded, and the
+//! part that other programs explain is subtracted.
 
 use crate::robust::{exp, exp_m1, ln, ln_mean_exp, mad_sigma};
 use crate::trimmed::Comparison;
@@ -26,19 +24,18 @@ pub const ONSETS: usize = SLOTS - 1;
 pub const SHARES: [f64; 4] = [0.10, 0.25, 0.50, 1.0];
 /// Final effects on which the bets are tuned.
 const EFFECTS: [f64; 3] = [0.05, 0.15, 0.50];
-/// Weights further than this below the best (nats) count as this far: one outlier costs no more.
+/// Weights are cut at this many nats below the best, so that one outlier costs no more.
 const CLIP: f64 = 6.0;
 /// Variance of the unknown level, in white variances.
 const LEVEL_VARIANCE: f64 = 1000.0;
-/// Smallest variance of a slot difference.
 const VARIANCE_MIN: f64 = 1e-8;
 /// Most evidence that one stage can give (nats): ln 8.
 pub const EVIDENCE_PER_STAGE_MAX: f64 = 3.0 * std::f64::consts::LN_2;
 /// Slot means needed before the start.
 pub const HISTORY_MIN: usize = 6;
 
-/// Share of the whole that is changed after each part, from the sizes of the parts; without sizes [`SHARES`] for four
-/// parts, else parts of equal weight. Shares set the power only.
+/// Share of the whole that is changed after each part, from the sizes of the parts. Without sizes: [`SHARES`] for four
+/// parts, else equal parts. Shares set the power only.
 pub fn shares(sizes: &[f64]) -> Vec<f64> {
     let usable = sizes.iter().all(|s| s.is_finite() && *s > 0.0);
     if !usable && sizes.len() == SHARES.len() {
@@ -69,8 +66,7 @@ pub struct NoiseModel {
 }
 
 impl NoiseModel {
-    /// From slot means before the start, by robust variances of their differences at lag one and two. `None` with
-    /// fewer than [`HISTORY_MIN`] or with means that are not numbers.
+    /// From slot means before the start, by robust variances of lagged differences. `None` below [`HISTORY_MIN`].
     pub fn from_history(slots: &[f64]) -> Option<Self> {
         if slots.len() < HISTORY_MIN || slots.iter().any(|s| !s.is_finite()) {
             return None;
@@ -86,8 +82,8 @@ impl NoiseModel {
         Some(Self { white, walk })
     }
 
-    /// The noise of longer or shorter slots: the white part falls with the measured length, the walk grows with the
-    /// distance of the slots. Both as multiples of what the model was made from. A model: it sets the power only.
+    /// The noise of other slots, as multiples of the model's: the white part falls with the measured length, the walk
+    /// grows with the distance. It sets the power only.
     pub fn scaled(&self, measured: f64, distance: f64) -> Self {
         Self {
             white: self.white / measured,
@@ -95,8 +91,7 @@ impl NoiseModel {
         }
     }
 
-    /// Standard error with which one stage estimates its step, as a mean over the onsets (log units). `None` when the
-    /// variances are not positive numbers.
+    /// Standard error of a stage's step, averaged over the onsets (log units). `None` without positive variances.
     pub fn step_error(&self) -> Option<f64> {
         let covariance = self.covariance();
         let mut information = 0.0;
@@ -108,9 +103,8 @@ impl NoiseModel {
         error.is_finite().then_some(error)
     }
 
-    /// About how much evidence (nats) stages that end at these shares give for a true effect of `theta` (log units):
-    /// half the squared signal-to-noise ratio of each stage, and never more than ln 8, since a stage only says which
-    /// of eight onsets it was.
+    /// Approximate evidence (nats) of stages with these shares for a true effect `theta` (log units). It is half the
+    /// squared signal-to-noise ratio of each stage, at most ln 8: a stage tells only one of eight onsets.
     pub fn evidence_expected(&self, shares: &[f64], theta: f64) -> f64 {
         let Some(error) = self.step_error() else {
             return 0.0;
@@ -139,7 +133,7 @@ impl NoiseModel {
     }
 }
 
-/// Solves `c x = b` for a positive definite `c` by Cholesky's method. `None` when it is not positive definite.
+/// Solves `c x = b` by Cholesky's method. `None` unless `c` is positive definite.
 fn solve(c: &[[f64; SLOTS]; SLOTS], b: &[f64; SLOTS]) -> Option<[f64; SLOTS]> {
     let mut l = [[0.0; SLOTS]; SLOTS];
     for i in 0..SLOTS {
@@ -168,7 +162,7 @@ fn solve(c: &[[f64; SLOTS]; SLOTS], b: &[f64; SLOTS]) -> Option<[f64; SLOTS]> {
     Some(x)
 }
 
-/// How a part of the change comes into effect: at a steady pace from the start of its onset slot. Lengths in one unit.
+/// How a part takes effect: at a steady pace from the start of its onset slot. Lengths share one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ramp {
     /// Length of a slot.
@@ -187,7 +181,7 @@ impl Ramp {
         takes: 0.0,
     };
 
-    /// Share of the part that is in effect in the measured part of each slot, on average.
+    /// Mean share of the part in effect during the measured part of each slot.
     fn shape(&self, onset: usize) -> [f64; SLOTS] {
         let usable = self.takes.is_finite()
             && self.takes > 0.0
@@ -197,7 +191,6 @@ impl Ramp {
         if !usable {
             return step(onset);
         }
-        // Integral of the share from the onset on.
         let upto = |x: f64| {
             if x <= 0.0 {
                 0.0
@@ -257,7 +250,7 @@ impl std::fmt::Display for StageError {
 
 impl std::error::Error for StageError {}
 
-/// What a rollout knows.
+/// The estimate of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StagedEstimate {
     /// Relative effect of the stages so far.
@@ -270,7 +263,7 @@ pub struct StagedEstimate {
     pub evidence: f64,
 }
 
-/// What to do after a stage.
+/// The advice after a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StagedAdvice {
@@ -309,7 +302,7 @@ impl Rollout {
         }
     }
 
-    /// Counts a stage: its slot means, its onset slot as drawn, and the share of the whole that is changed after it.
+    /// Counts a stage: its slot means, its drawn onset slot, and the share changed after it.
     ///
     /// # Errors
     /// [`StageError`]; nothing is counted then.
@@ -317,8 +310,7 @@ impl Rollout {
         self.stage_ramp(slots, onset, share, &Ramp::STEP)
     }
 
-    /// As [`Rollout::stage`], for a part that comes into effect over some time. The ramp must be known before the
-    /// stage; a wrong one costs power, not validity.
+    /// As [`Rollout::stage`], for a gradual part. Fix the ramp before. A wrong ramp costs power, not validity.
     ///
     /// # Errors
     /// [`StageError`]; nothing is counted then.
@@ -338,7 +330,7 @@ impl Rollout {
         if slots.iter().any(|s| !s.is_finite()) {
             return Err(StageError::Slot);
         }
-        // The level is unknown anyway; without it the arithmetic is more exact.
+        // The level is unknown anyway; removing it makes the arithmetic more exact.
         let z = slots.map(|s| s - slots[0]);
         let covariance = self.noise.covariance();
         let pz = solve(&covariance, &z).ok_or(StageError::Noise)?;
@@ -368,7 +360,7 @@ impl Rollout {
         Ok(())
     }
 
-    /// What is known now.
+    /// The present estimate.
     pub fn estimate(&self) -> StagedEstimate {
         StagedEstimate {
             effect: exp_m1(self.theta),
@@ -378,8 +370,8 @@ impl Rollout {
         }
     }
 
-    /// What to do after the last stage: undo when all stages together lost more than 2 %, freeze when the last one
-    /// lost more than 1 % by two standard errors.
+    /// What to do after the last stage. Undo if all stages lost more than 2 % and more than one standard error. Freeze
+    /// if the last lost more than 1 % and more than two.
     pub fn advice(&self) -> StagedAdvice {
         if self.theta < -0.02 && self.theta < -self.variance.sqrt() {
             return StagedAdvice::Undo;
@@ -390,8 +382,8 @@ impl Rollout {
         }
     }
 
-    /// Whether the outcome is not worse than `margin` (log units, positive) by two standard errors: with a proof of
-    /// the mechanism it may be kept as "benefit unproven".
+    /// Whether the outcome is not worse than `margin` (log units, positive) by two standard errors. With a proven
+    /// mechanism the change may then be kept as "benefit unproven".
     pub fn not_worse(&self, margin: f64) -> bool {
         self.stages > 0 && self.theta - 2.0 * self.variance.sqrt() > -margin
     }
@@ -402,23 +394,22 @@ impl Rollout {
 pub struct Seen {
     /// Stage, from 0.
     pub stage: u32,
-    /// Which slot of it, from 0.
+    /// Slot of the stage, from 0.
     pub slot: u32,
     /// Share of the change that was in force.
     pub share: f64,
-    /// What was seen.
+    /// The observation.
     pub value: f64,
 }
 
-/// By how much what was seen moves with the change, for the whole of it: least squares with a level for each stage and one slope over the
-/// slots of all stages beside the share that was in force. So what time does from stage to stage, or evenly within them, is not taken
-/// for the change; that the onset of each stage is drawn is what tells the two apart. `None` with too few slots, or where all onsets lie
-/// so that they cannot be told apart.
+/// How far the seen values move with the whole change: least squares with a level for each stage and one slope over the
+/// shares in force. So a trend between or evenly within stages does not count as the change: the random onsets separate
+/// the two. `None` with too few slots, or if the onsets do not separate them.
 pub fn moved_with_the_share(slots: &[Seen]) -> Option<Comparison> {
     let mut stages: Vec<u32> = slots.iter().map(|s| s.stage).collect();
     stages.sort_unstable();
     stages.dedup();
-    // Of each stage its own mean is taken off.
+    // Subtract each stage's mean.
     let mut within: Vec<[f64; 3]> = Vec::with_capacity(slots.len());
     for stage in &stages {
         let own: Vec<[f64; 3]> = slots
@@ -437,7 +428,7 @@ pub fn moved_with_the_share(slots: &[Seen]) -> Option<Comparison> {
     let (tt, ss, ts, tv, sv) = (sum(0, 0), sum(1, 1), sum(0, 1), sum(0, 2), sum(1, 2));
     let freedom = slots.len() as f64 - stages.len() as f64 - 2.0;
     let determinant = tt * ss - ts * ts;
-    // NaN is refused as well.
+    // Refuses NaN, too.
     if !(freedom >= 2.0 && determinant > 1e-9 * tt * ss) {
         return None;
     }

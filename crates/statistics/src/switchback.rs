@@ -1,44 +1,17 @@
 //! The switchback trial: is a change that can be switched on and off a gain?
 //!
-//! Unit: a *block*, a stretch of time spent wholly on or wholly off, summarised by one score (natural logarithm of
-//! the metric, more is better). Effects θ are differences of scores, i.e. relative changes in log units.
-//!
-//! Problem: load drifts, steps, swings daily and is autocorrelated, so "before and after" proves nothing, and tests
-//! that model the noise are wrong when the noise is new. Approach: toss a fair coin for what comes next and bet on
-//! it. From the blocks come *contrasts* `x` whose distribution is symmetric around θ whatever the load does, because
-//! only the coin decides the sign of the rest. The evidence for a gain
+//! A *block* is a stretch wholly on or wholly off with one score (natural logarithm of the metric, more is better).
+//! Effects θ are score differences: relative changes in log units. Load drifts, steps and swings, so "before and after"
+//! proves nothing, and noise models fail on new noise. A fair coin assigns the next block. The blocks give *contrasts*
+//! `x` that are symmetric around θ for any load. The evidence for a gain bets on them:
 //!
 //! ```text
-//! E = mean over targets j of  Π_k (0.01 + 0.99 (1 + Σ_i w_ik · tanh(λ_ji · x_k))),   λ_ji = min(d_j / S_i², 4 / S_i),
-//! x_k cut at ± 6 S_i,   w_ik from the past
+//! E = mean over targets j of  Π_k (0.01 + 0.99 (1 + Σ_i w_ik · tanh(λ_ji · x_k))),   λ_ji = min(d_j / S_i², 4 / S_i)
 //! ```
 //!
-//! is a test martingale under "no effect": its mean stays 1 (at most 1 with broken blocks) and the chance that it ever
-//! reaches 1/α is at most α (Ville's inequality), at any stopping time, for any noise. The scales `S_i` only set the stakes.
-//! There are ten of them, a sixteenth to 32 times the one that the history gave (for single blocks 1.63 times as large), and
-//! each is believed (`w`, sum 1) as well as it describes the spread of the contrasts so far: a history taken in a loud or in
-//! a quiet minute would otherwise set the stakes of the whole trial. One part in a hundred is never staked, so that no single
-//! block takes more than a hundredth of the evidence's worth away (4.6 nats).
-//!
-//! A broken on block counts as the worst there is, so the evidence for a gain and the lower end of the interval stay right
-//! whatever broke it. The evidence for a loss and the upper end do not: breaks that the load makes by itself let "harm" be
-//! said more often than its level. That is meant: it errs towards taking the change back.
-//!
-//! Three designs make contrasts:
-//!
-//! * [`Design::Paired`]: two blocks, the coin decides their order; `x` = on − off. Every pair can double E.
-//! * [`Design::Blockwise`]: a coin for every block; `x = 2 s (y − m)`, where `s` is +1 for on and −1 for off and `m`
-//!   a forecast of the block's score half way between the arms, from past blocks only. Under an effect θ,
-//!   `y = u + s θ/2` with `u` untouched by the coin, so `x = θ + s · 2(u − m)`: again symmetric around θ. Every
-//!   block can double E, but a forecast from one side follows a moving load less well than a neighbour does, so weak
-//!   effects take longer.
-//! * [`Design::Adaptive`]: each time a coin is due, the past decides what it is for: a single block when the effect
-//!   so far is large against the noise, a pair otherwise. The product of fair bets is fair whichever of them the past
-//!   chooses. Strong effects (good or bad) are seen in about half the blocks, weak ones as fast as by pairs.
-//!
-//! The example `operating_characteristics` prints what they achieve. Why not a paired t test or a mixture SPRT: with a look
-//! after every pair the first is wrong one time in four, the second up to one in three when the load steps; both are
-//! right only for the noise they assume.
+//! Under "no effect" E is a test martingale of mean 1 (at most 1 with broken blocks). The chance that it ever reaches
+//! 1/α is at most α (Ville's inequality), for any noise and stopping time. Checked after every pair, a paired t test
+//! errs one time in four, a mixture SPRT up to one in three if the load steps. Both assume their noise model.
 
 use crate::robust::{exp, exp_m1, ln, ln_mean_exp, mean, median, one_plus_tanh};
 use serde::{Deserialize, Serialize};
@@ -69,19 +42,23 @@ impl Arm {
     }
 }
 
-/// How coins become arms.
+/// How random assignments (coins) become arms and contrasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Design {
-    /// One coin for two blocks: their order.
+    /// One coin for two blocks: their order; `x` = on − off. Every pair can double E.
     Paired,
-    /// One coin for every block.
+    /// One coin for every block: `x = 2 s (y − m)`, `s` = +1 for on, −1 for off. `m` forecasts the score half way
+    /// between the arms, from past blocks only. With `y = u + s θ/2` the contrast `θ + s · 2(u − m)` is symmetric
+    /// around θ. Every block can double E. A one-sided forecast follows a moving load worse than a neighbour does, so
+    /// weak effects take longer.
     Blockwise,
-    /// Pairs while the effect is unknown or small against the noise, single blocks while it is large.
+    /// Pairs while the effect is unknown or small against the noise, single blocks while it is large. The choice
+    /// depends on the past only, so the product of fair bets stays fair. Strong effects take about half the blocks.
     Adaptive,
 }
 
-/// What the trial says after a block.
+/// The trial's decision after a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
@@ -161,33 +138,31 @@ impl Default for TrialParameters {
     }
 }
 
-/// An hour of the shortest useful blocks (5 s). The interval is computed from all of them, so it must be bounded.
+/// An hour of the shortest useful blocks (5 s). Bounded, because the interval is computed from all of them.
 const BLOCKS_MAX_DEFAULT: u32 = 720;
-/// No trial is longer than this, whatever the parameters say.
 const BLOCKS_MAX_LIMIT: u32 = 10_000;
 /// Smallest scale: below it every difference would be certain.
 const SCALE_MIN: f64 = 1e-4;
-/// A broken on block counts as a loss of this many scales (or twice the margin of harm, if that is more) in the
-/// estimate, and as the worst there is in the bets.
+/// Loss of a broken on block in the estimate, in scales; or twice the margin of harm, if that is more. In the bets it
+/// counts as the worst outcome. So the evidence for a gain and the interval's lower end stay right, whatever broke the
+/// block. Harm may be declared more often than its level, which errs towards reverting.
 const BROKEN_SCALES: f64 = 4.0;
-/// No contrast counts for more than this many scales in a bet. A cut at four would cost a strong effect a pair.
+/// Contrasts are cut at this many scales in a bet. A cut at four would cost a strong effect a pair.
 const OUTCOME_SCALES_MAX: f64 = 6.0;
-/// The scales that are thought possible, as multiples of `scale_prior`. A grid that ended at four would cost a trial that
-/// follows a calm history half of its power (a history is a median of few blocks, and a median errs low).
+/// The scales `S_i` that are thought possible, as multiples of `scale_prior`. They only set the stakes. A grid that
+/// ended at four would halve the power after a calm history (a median of few blocks, which errs low).
 const SCALES: [f64; 10] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
-/// A loss is bounded from the best of so many blocks: one of them was on, but for one in a thousand, and a load that is lower from
-/// now on is known as such soon.
+/// Losses are bounded from the best of this many blocks: one of them was on, but for one time in a thousand.
 const BEST_OF: usize = 10;
 /// Scores lie between plus and minus this: the score of a block without any work.
 const SCORE_LIMIT: f64 = 1e6;
-/// This share is never staked: after many equal contrasts of a coarse meter one jump could otherwise lose everything.
+/// Never staked: one block takes at most 4.6 nats. A jump after equal contrasts could otherwise lose everything.
 const UNSTAKED: f64 = 0.01;
-/// Degrees of freedom of the Student distribution that contrasts are compared with: tails as heavy as those of busy
-/// machines, so that one outlier does not decide what is believed.
+/// Degrees of freedom of the Student distribution for contrasts: heavy tails, so that one outlier does not decide.
 const SCALE_DEGREES: f64 = 5.0;
 /// Effects outside ± this (log units; a factor of e^20) are not distinguished.
 const EFFECT_LIMIT: f64 = 20.0;
-/// Steps of that range in which the end of an interval is told: one part in a hundred million of a log unit.
+/// Steps within that range for the interval's ends: a hundred-millionth of a log unit.
 const INTERVAL_STEPS: u64 = 1 << 32;
 
 impl TrialParameters {
@@ -223,15 +198,15 @@ impl TrialParameters {
     }
 }
 
-/// What a trial knows at the moment.
+/// A trial's present estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Relative change of the metric by the change, e^θ − 1; 0 before the first contrast. At an acceptance the
-    /// estimate is inflated (it stopped because it looked good): remember `lower`.
+    /// Relative change of the metric, e^θ − 1; 0 before the first contrast. At an acceptance the estimate is inflated
+    /// by stopping while it looked good: remember `lower`.
     pub effect: f64,
-    /// Lower end of the time-uniform interval; −1 while nothing is known, and for losses that were bounded.
+    /// Lower end of the time-uniform interval; −1 while unknown and for bounded losses.
     pub lower: f64,
-    /// Upper end; +∞ while nothing is known, and where a loss was bounded ([`TrialParameters::loss_max`]).
+    /// Upper end; +∞ while unknown and for bounded losses ([`TrialParameters::loss_max`]).
     pub upper: f64,
     /// Confidence of the interval.
     pub confidence: f64,
@@ -243,8 +218,7 @@ pub struct Estimate {
     pub evidence_futility: f64,
     /// Evidence against a loss of `harm_margin` or more (for changes that save something else).
     pub evidence_not_worse: f64,
-    /// Standard deviation of an on − off difference of two blocks (log units): the middle of what is believed after the
-    /// history and the contrasts so far.
+    /// Standard deviation of an on − off difference of two blocks (log units): the middle of the belief now.
     pub scale: f64,
     /// Contrasts: pairs, and single blocks after both arms were seen.
     pub contrasts: u32,
@@ -256,22 +230,19 @@ pub struct Estimate {
     pub unusable: u32,
 }
 
-/// One number about the effect, and the scale it was staked with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Contrast {
     value: f64,
-    /// What was believed of the scale before it.
+    /// Belief about the scale before it.
     belief: ScaleBelief,
     /// Scale of its kind relative to that of a pair's difference.
     factor: f64,
     kind: Kind,
 }
 
-/// Where a contrast came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Kind {
-    /// Two scores.
     Measured,
     /// The circuit breaker, while on: the worst there is.
     Broken,
@@ -280,8 +251,8 @@ enum Kind {
 }
 
 impl Contrast {
-    /// How far it lies above `theta`, at most six scales either way: so a broken block is at least as bad as
-    /// whatever it would have measured, and a single outlier cannot decide. The cut is symmetric, so bets stay fair.
+    /// Distance above `theta`, cut at six scales either way. So a broken block is at least as bad as any measurement,
+    /// and one outlier cannot decide. The cut is symmetric, so bets stay fair.
     fn above(&self, theta: f64, scale: f64) -> f64 {
         let worst = OUTCOME_SCALES_MAX * scale;
         match self.kind {
@@ -296,19 +267,19 @@ impl Contrast {
 struct ScaleBelief([f64; SCALES.len()]);
 
 impl ScaleBelief {
-    /// From what the history says and past contrasts. Each scale is as likely as the contrasts would be if it were the
-    /// true one, around their own median. That lies nearer to them than the truth does, so `n` of them tell as much about
-    /// the width as `n` − 1 would around the truth. Only the last [`BELIEF_FROM`] are asked.
+    /// From the history and past contrasts. A scale's weight is the contrasts' likelihood under it, around their
+    /// median. The median lies nearer to them than the truth, so `n` contrasts tell as much about the width as `n` − 1.
+    /// Only the last [`BELIEF_FROM`] count.
     fn new(parameters: &TrialParameters, contrasts: &[Contrast]) -> Self {
         let recent = contrasts.rchunks(BELIEF_FROM).next().unwrap_or_default();
         let measured = || recent.iter().filter(|c| c.kind == Kind::Measured);
         let values: Vec<f64> = measured().map(|c| c.value).collect();
         let n = values.len() as f64;
         let centre = median(&values);
-        // The Student distribution is as wide as its degrees of freedom say; this one has the standard deviation asked.
+        // A Student distribution is wider than its scale: rescale to the wanted standard deviation.
         let widths = SCALES
             .map(|multiple| scale_of(parameters, multiple) * ((SCALE_DEGREES - 2.0) / SCALE_DEGREES).sqrt());
-        // Fewer than two contrasts have no spread; their centre is not a number for none.
+        // The spread needs two contrasts; the centre of none is no number.
         let tails = if n >= 2.0 {
             let squares = measured().map(|c| {
                 let off = (c.value - centre) / c.factor;
@@ -332,8 +303,7 @@ impl ScaleBelief {
         Self(weights.map(|w| w / sum))
     }
 
-    /// Believed scales with their weights. What is hardly believed is left out, which costs less than it saves: bets stay
-    /// fair whatever the weights are.
+    /// Believed scales with their weights, without negligible ones: bets stay fair for any weights.
     fn scales<'a>(&'a self, parameters: &'a TrialParameters) -> impl Iterator<Item = (f64, f64)> + 'a {
         SCALES
             .iter()
@@ -342,7 +312,7 @@ impl ScaleBelief {
             .map(|(multiple, weight)| (scale_of(parameters, *multiple), weight))
     }
 
-    /// The middle of what is believed (geometric mean).
+    /// The middle of the belief (geometric mean).
     fn scale(&self, parameters: &TrialParameters) -> f64 {
         exp(self
             .scales(parameters)
@@ -352,8 +322,8 @@ impl ScaleBelief {
     }
 }
 
-/// For each of `rates` the sum of ln(1 + square × rate) over the squares, as the logarithm of a product: a logarithm of each
-/// would be most of the cost of a long trial.
+/// Σ ln(1 + square × rate) over the squares for each of `rates`, as the logarithm of a product. A logarithm of each
+/// would dominate the cost of a long trial.
 fn ln_products(squares: impl Iterator<Item = f64>, rates: [f64; SCALES.len()]) -> [f64; SCALES.len()] {
     let mut sums = [0.0; SCALES.len()];
     let mut products = [1.0f64; SCALES.len()];
@@ -361,7 +331,7 @@ fn ln_products(squares: impl Iterator<Item = f64>, rates: [f64; SCALES.len()]) -
         for (product, rate) in products.iter_mut().zip(rates) {
             *product *= 1.0 + square * rate;
         }
-        // One factor is 1e21 at most, so none overflows before this is seen.
+        // One factor is at most 1e21, so no product overflows before this check.
         if products.iter().any(|p| *p > PRODUCT_MAX) {
             for (sum, product) in sums.iter_mut().zip(&mut products) {
                 *sum += ln(std::mem::replace(product, 1.0));
@@ -376,7 +346,7 @@ fn ln_products(squares: impl Iterator<Item = f64>, rates: [f64; SCALES.len()]) -
 
 /// A product is kept as its logarithm from here on.
 const PRODUCT_MAX: f64 = 1e250;
-/// The spread is judged by at most so many contrasts, the last ones; no trial of the default length has more.
+/// The belief uses at most the last this many contrasts; no trial of the default length has more.
 const BELIEF_FROM: usize = BLOCKS_MAX_DEFAULT as usize;
 /// Less belief than this is none.
 const WEIGHT_MIN: f64 = 1e-4;
@@ -385,7 +355,6 @@ fn scale_of(parameters: &TrialParameters, multiple: f64) -> f64 {
     (parameters.scale_prior * multiple).max(SCALE_MIN)
 }
 
-/// What was seen in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Seen {
@@ -402,10 +371,10 @@ impl Wealth {
     /// Bets that the contrast lies above (`sign` = 1) or below (−1) `theta`.
     fn bet(&mut self, contrast: &Contrast, theta: f64, sign: f64, parameters: &TrialParameters) {
         if contrast.kind == Kind::Missing {
-            // Nothing was measured, so nothing is learnt about any effect, not only about none.
+            // Nothing was measured, so nothing is learnt about any effect.
             return;
         }
-        // Sums of 1 + tanh, not 1 + sums of tanh: a bet that loses nearly everything keeps its digits.
+        // Sum 1 + tanh, not 1 + sums of tanh: a bet that loses nearly everything keeps its digits.
         let mut factors = [0.0; 5];
         let mut weights = 0.0;
         for (scale, weight) in contrast.belief.scales(parameters) {
@@ -443,21 +412,18 @@ fn shown(ln_e: f64) -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     parameters: TrialParameters,
-    /// Arm of the block that is running.
     pending: Option<Arm>,
-    /// Whether the block that is running belongs to a pair.
     pending_in_pair: bool,
-    /// First block of the pair that is running.
     first: Option<(Arm, Seen)>,
     blocks: Vec<(Arm, Seen)>,
-    /// The last scores as they were measured, where they are bounded.
+    /// The last scores as measured, if losses are bounded.
     #[serde(default)]
     measured: Vec<f64>,
-    /// Whether one was below its bound.
+    /// Whether any score was below its bound.
     #[serde(default)]
     was_bounded: bool,
     contrasts: Vec<Contrast>,
-    /// Of the scale, for the next contrast: from past ones only.
+    /// Belief about the scale for the next contrast, from past ones only.
     belief: ScaleBelief,
     forecaster: Forecaster,
     benefit: Wealth,
@@ -470,8 +436,8 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// A trial before its first block. Parameters outside their ranges are brought to the nearest sensible value,
-    /// so that a trial never divides by zero; call [`TrialParameters::validate`] to tell people.
+    /// A trial before its first block. Parameters outside their ranges become the nearest sensible value, so a trial
+    /// never divides by zero. [`TrialParameters::validate`] reports them.
     pub fn new(parameters: TrialParameters) -> Self {
         let mut p = parameters;
         if !p.scale_prior.is_finite() {
@@ -513,14 +479,13 @@ impl Trial {
         &self.parameters
     }
 
-    /// Whether the next call of [`Trial::next_arm`] uses its coin. If not, no coin need be tossed (nor journalled).
+    /// Whether the next [`Trial::next_arm`] uses its coin. If not, none need be drawn or journalled.
     pub fn needs_coin(&self) -> bool {
         self.pending.is_none() && self.first.is_none()
     }
 
-    /// Starts the next block and says its arm. `coin` must be fair, independent of everything the workload can see,
-    /// and written down before the block starts. Heads (`true`) = on (paired: on first). While a block is running
-    /// its arm is returned again and the coin is not used.
+    /// Starts the next block and returns its arm. `coin` must be fair, independent of everything the workload sees, and
+    /// journalled before. `true` = on (paired: on first). While a block runs, its arm is returned without the coin.
     pub fn next_arm(&mut self, coin: bool) -> Arm {
         let arm = match (self.pending, self.first) {
             (Some(arm), _) => return arm,
@@ -534,7 +499,7 @@ impl Trial {
         arm
     }
 
-    /// Whether the next coin decides the order of a pair; from the past only.
+    /// Whether the next random assignment orders a pair; from the past only.
     fn pair_is_next(&self) -> bool {
         match self.parameters.design {
             Design::Paired => true,
@@ -551,14 +516,14 @@ impl Trial {
 
     /// Takes the score of the running block: ln(metric), more is better.
     ///
-    /// A score of −∞ (no work at all) in an on block counts as broken. Any other score that is not a number counts
-    /// as "no difference": the block is never dropped, because dropping bad blocks would bias towards accepting; it
-    /// is counted in [`Estimate::unusable`]. Where losses are bounded ([`TrialParameters::loss_max`]) an off block without any
-    /// work counts as the largest loss there is. Without a running block, or after the trial ended, nothing changes.
+    /// −∞ (no work) in an on block counts as broken. In an off block with bounded losses
+    /// ([`TrialParameters::loss_max`]) it counts as the largest loss. Other scores that are no numbers count as "no
+    /// difference" and in [`Estimate::unusable`]: dropping bad blocks would bias towards acceptance. Does nothing
+    /// without a running block or after the end.
     pub fn observe(&mut self, score: f64) -> Decision {
-        // Beyond that the arithmetic of differences could overflow.
+        // Larger scores could overflow in differences.
         let clamped = score.clamp(-SCORE_LIMIT, SCORE_LIMIT);
-        // Without any work: as far below as there is, once it is known below what.
+        // No work: the lowest possible, once the reference is known.
         let is_nothing = score == f64::NEG_INFINITY;
         let is_a_loss = is_nothing && self.pending == Some(Arm::Off) && !self.measured.is_empty();
         if score.is_finite() {
@@ -574,7 +539,6 @@ impl Trial {
         }
     }
 
-    /// Keeps a score from which losses are bounded.
     fn note(&mut self, score: f64) {
         if self.parameters.loss_max.is_none() || self.pending.is_none() {
             return;
@@ -587,10 +551,9 @@ impl Trial {
         self.was_bounded |= self.measured.iter().any(|score| *score < least);
     }
 
-    /// What a block counts as at least. It comes from the last blocks, the one that has just ended among them, whichever arms they
-    /// are: under "no effect" the coin decides nothing about it, and bets stay fair. Scores are kept as they were measured, and
-    /// those that are compared with each other are bounded alike: with a bound for each, the best block would be seen again when
-    /// it is forgotten.
+    /// Least value of a block, from the last blocks including the newest, whatever their arms. Under "no effect" it
+    /// does not depend on the coin, so bets stay fair. Scores are kept unbounded, and compared scores share one bound:
+    /// with separate bounds, the best block would be seen again when forgotten.
     fn least(&self) -> f64 {
         match self.parameters.loss_max {
             Some(most) => self.measured.iter().copied().fold(f64::NEG_INFINITY, f64::max) - most,
@@ -598,9 +561,8 @@ impl Trial {
         }
     }
 
-    /// The circuit breaker ended the running block: an on block counts as a loss of four scales in the estimate and as
-    /// the worst outcome in the bets, an off block as no difference (both can only delay an acceptance). A pair ends
-    /// with it.
+    /// The circuit breaker ended the running block and its pair. An on block counts as a loss of four scales in the
+    /// estimate and as the worst outcome in the bets, an off block as no difference. Both can only delay an acceptance.
     pub fn observe_broken(&mut self) -> Decision {
         self.finish_block(Seen::Broken)
     }
@@ -683,8 +645,7 @@ impl Trial {
         self.count(value, BLOCKWISE_SCALE, kind);
     }
 
-    /// What a block that the circuit breaker ended counts as. Four scales of a quiet load may be less than the margin
-    /// of harm; a fall that trips the breaker never is.
+    /// Value of a broken block. Four quiet scales may be below the margin of harm; a tripping fall never is.
     fn broken(&self, arm: Arm, factor: f64) -> (f64, Kind) {
         match arm {
             Arm::On => {
@@ -729,7 +690,7 @@ impl Trial {
         self.belief.scale(&self.parameters)
     }
 
-    /// Mean contrast, each weighted by the inverse of its variance: an estimate of θ; 0 before the first.
+    /// Mean contrast, weighted by inverse variance: an estimate of θ; 0 before the first.
     fn theta(&self) -> f64 {
         let (mut sum, mut weights) = (0.0, 0.0);
         for c in &self.contrasts {
@@ -749,14 +710,14 @@ impl Trial {
         wealth.ln_e()
     }
 
-    /// End of the interval on the side of `sign`: the smallest |θ| beyond the estimate that is ruled out. The
-    /// stakes do not depend on θ, so the evidence is monotone in θ and a search finds the end.
+    /// End of the interval on the side of `sign`: the smallest |θ| beyond the estimate that is ruled out. The stakes do
+    /// not depend on θ, so the evidence is monotone in θ and a search finds the end.
     fn interval_end(&self, sign: f64) -> f64 {
         let needed = ln(2.0 / (1.0 - self.parameters.confidence).clamp(1e-9, 1.0));
-        // Effects are distinguished in steps; `sign` = −1 looks for the lower end: evidence that the effect is above.
+        // Effects are steps; `sign` = −1 looks for the lower end: evidence that the effect is above.
         let theta = |step: u64| sign * EFFECT_LIMIT * (2.0 * step as f64 / INTERVAL_STEPS as f64 - 1.0);
         let lacks = |step: u64| needed - self.ln_e_against(theta(step), -sign);
-        // Where to look first: from the estimate some standard errors to that side.
+        // Start of the search: some standard errors from the estimate.
         let error = self.pair_scale() / (self.contrasts.len().max(1) as f64).sqrt();
         let near = [0.0, 4.0, 16.0].map(|errors| {
             let share = (sign * self.theta() + errors * error) / EFFECT_LIMIT;
@@ -770,12 +731,12 @@ impl Trial {
         shown(self.benefit.ln_e())
     }
 
-    /// What is known now. The interval costs some hundreds of exponentials per contrast.
+    /// The present estimate. The interval costs some hundreds of exponentials per contrast.
     pub fn estimate(&self) -> Estimate {
         Estimate {
             effect: exp_m1(self.theta()),
             lower: match exp_m1(self.interval_end(-1.0)) {
-                // A loss that was bounded may be any loss.
+                // A bounded loss may be any loss.
                 lower if self.was_bounded && lower < 0.0 => -1.0,
                 lower => lower,
             },
@@ -798,10 +759,9 @@ impl Trial {
     }
 }
 
-/// The first of the steps 0 to `last` at which a falling function is not above zero; `None` when it is above zero at `last`.
-/// The answer is that of halving, with a third of the looks: between an end on either side it follows the curve through
-/// three known points where that is safe, and halves where it is not (T. R. Chandrupatla, Advances in Engineering Software
-/// 28 (1997) 145). `near`: where the answer is thought to lie, the smallest step first.
+/// First step of 0 to `last` where a falling function is not above zero; `None` if it is above zero at `last`.
+/// Bisection with a third of the evaluations: interpolates through three points where safe, else halves (T. R.
+/// Chandrupatla, Advances in Engineering Software 28 (1997) 145). `near`: guesses, the smallest step first.
 fn first_not_above_zero(f: impl Fn(u64) -> f64, last: u64, near: [u64; 3]) -> Option<u64> {
     let at = |step: u64| (step, f(step));
     let mut above: Option<(u64, f64)> = None;
@@ -826,7 +786,7 @@ fn first_not_above_zero(f: impl Fn(u64) -> f64, last: u64, near: [u64; 3]) -> Op
     while newest.0.abs_diff(other.0) > 1 {
         let (low, high) = (newest.0.min(other.0), newest.0.max(other.0));
         let width = other.0 as f64 - newest.0 as f64;
-        // One step beside an end closes in on it.
+        // One step next to an end closes in on it.
         let step = ((newest.0 as f64 + share * width).round() as u64).clamp(low + 1, high - 1);
         let found = at(step);
         let third;
@@ -846,8 +806,8 @@ fn first_not_above_zero(f: impl Fn(u64) -> f64, last: u64, near: [u64; 3]) -> Op
     Some(newest.0.max(other.0))
 }
 
-/// How far from `a` towards `b`, which lie on either side, the curve through three points is zero; `None` where it bends too
-/// much to be believed. `c` is on the side of `a`.
+/// Where between `a` and `b`, on either side of zero, the curve through three points is zero, as a share. `None` if it
+/// bends too much. `c` is on the side of `a`.
 fn along_the_curve(a: (u64, f64), b: (u64, f64), c: (u64, f64)) -> Option<f64> {
     let [xa, xb, xc] = [a, b, c].map(|p| p.0 as f64);
     let (xi, phi) = ((xa - xb) / (xc - xb), (a.1 - b.1) / (c.1 - b.1));
@@ -857,30 +817,27 @@ fn along_the_curve(a: (u64, f64), b: (u64, f64), c: (u64, f64)) -> Option<f64> {
     (safe && share.is_finite()).then_some(share)
 }
 
-/// After so many looks it only halves, so that none takes more than this and the halvings.
+/// Evaluations before pure bisection, which bounds the search.
 const LOOKS_MAX: u32 = 24;
 
-/// Effects of at least this many scales of a pair are seen sooner by single blocks than by pairs: then a single bet
-/// wins more than half as much as that on a pair.
+/// From this many scales of a pair on, single blocks show an effect sooner: one bet wins more than half of a pair's.
 const STRONG_EFFECT: f64 = 1.5;
 
-/// A blockwise contrast is twice a forecast error; with a forecast from three blocks of white noise its standard
-/// deviation is √(4 · (1 + 1/3) / 2) times that of a pair's difference.
+/// A blockwise contrast is twice a forecast error. Its standard deviation, relative to a pair's difference, is √(4 · (1
+/// + 1/3) / 2) for a forecast from three blocks of white noise.
 const BLOCKWISE_SCALE: f64 = 1.632_993_161_855_452;
 
-/// Numbers of past blocks that the forecasters average: one follows a step at once, eight average noise away.
+/// Past blocks that the forecasters average: one follows a step at once, eight average noise away.
 const WINDOWS: [usize; 3] = [1, 3, 8];
 /// Past errors are forgotten at this rate per block, so that the choice follows the load.
 const ERROR_MEMORY: f64 = 0.9;
-/// Mean absolute errors assumed before any was seen, in block scales: those of white noise, with a slight
-/// preference for the middle window.
+/// Mean absolute errors before any was seen, in block scales: white noise, slightly favouring the middle window.
 const ERRORS_PRIOR: [f64; 3] = [1.2, 1.1, 1.15];
-/// When the effect is first estimated, one of this share of the largest target is thought possible.
+/// At the first estimate, an effect of this share of the largest target is thought possible.
 const EFFECT_PRIOR: f64 = 0.5;
 /// Differences between neighbouring blocks of different arms that are remembered.
 const DIFFERENCES_MAX: usize = 64;
 
-/// Forecasts a block's score half way between the arms, from past blocks only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Forecaster {
     /// Last scores with their arms, newest last.
@@ -905,14 +862,12 @@ impl Forecaster {
         (!levels.is_empty()).then(|| mean(&levels))
     }
 
-    /// Whether both arms were seen next to each other: before that the level half way between them is a guess, and a
-    /// run of one arm would look like "no difference".
+    /// Whether both arms were neighbours. Before that the level between them is a guess.
     fn knows_both_arms(&self) -> bool {
         !self.differences.is_empty()
     }
 
-    /// `None` until both arms were seen. That depends on past coins and on which past blocks had a score, so leaving
-    /// those blocks out is fair.
+    /// `None` until both arms were seen. That depends on the past only, so leaving those blocks out is fair.
     fn forecast(&self, least: f64) -> Option<f64> {
         if !self.knows_both_arms() {
             return None;

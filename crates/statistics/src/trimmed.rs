@@ -1,16 +1,14 @@
-//! Two samples compared: by their means (Welch), and by their trimmed means (K. K. Yuen, "The two-sample trimmed t for unequal
-//! population variances", Biometrika 61, 1974).
+//! Compares two samples by their means (Welch) and by their trimmed means (K. K. Yuen, "The two-sample trimmed t for
+//! unequal population variances", Biometrika 61, 1974).
 //!
-//! A single block that was read wrongly moves a mean by little and its standard error by much: five blocks that all show
-//! the same loss of half then prove nothing to Welch. Yuen sets a fifth of the values at either end aside; what their spread
-//! says of the others is taken from the winsorized variance. It sees less where nothing is wrong (with five blocks each, of
-//! which three are left, a loss of four standard deviations in half of the cases, Welch in nearly all), and where scores
-//! jump between two states the spread that is left may be none, so that it cries wolf (4 % instead of 0.1 % over twelve
-//! looks). Therefore [`fall`] asks both. A loss that shows in one block of five is seen by neither.
+//! One misread block moves a mean little but its standard error much, so five equal losses of half may prove nothing to
+//! Welch. Yuen trims a fifth of the values at either end and uses the winsorized variance. It has less power on clean
+//! data: five blocks each leave three. It then sees a loss of four standard deviations half of the time, Welch nearly
+//! always. Scores that jump between two states may leave no spread: 4 % false alarms instead of 0.1 % over twelve
+//! checks. So [`fall`] uses both. Neither sees a loss in one block of five.
 
 use crate::robust::{mean, student_t_limit, variance};
 
-/// Share of the values that is set aside at either end.
 const TRIMMED: f64 = 0.2;
 
 /// One sample minus another.
@@ -20,21 +18,18 @@ pub struct Comparison {
     pub change: f64,
     /// Its standard error.
     pub error: f64,
-    /// Degrees of freedom of the t distribution that change / error follows if there is no difference.
+    /// Degrees of freedom of the t distribution of change / error under no difference.
     pub freedom: f64,
 }
 
-/// A sample as it is compared.
 struct Trimmed {
     mean: f64,
-    /// Squared standard error of that.
     squared_error: f64,
-    /// Values that are left.
     left: f64,
 }
 
 impl Trimmed {
-    /// `share`: of the values, set aside at either end. `None` for fewer than two values, or where one is no number.
+    /// `share`: trimmed at either end. `None` for fewer than two values, or one that is no number.
     fn of(xs: &[f64], share: f64) -> Option<Self> {
         if xs.len() < 2 || xs.iter().any(|x| !x.is_finite()) {
             return None;
@@ -56,8 +51,7 @@ impl Trimmed {
 }
 
 impl Comparison {
-    /// Whether `a` is below `b` by at least `fall`, and proven to be below it at this level (one-sided). The standard error is
-    /// taken to be at least `error_min`.
+    /// Whether `a` is at least `fall` below `b`, proven at this level (one-sided), with at least the error `error_min`.
     pub fn fell(&self, fall: f64, level: f64, error_min: f64) -> bool {
         let limit = student_t_limit(level, self.freedom);
         self.change <= -fall && self.change <= -limit * self.error.max(error_min)
@@ -65,8 +59,7 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// Whether it is above nothing by at least `rise`, and proven to be above it at this level (one-sided). The standard error is taken
-    /// to be at least `error_min`.
+    /// Whether the change is at least `rise`, proven at this level (one-sided), with at least the error `error_min`.
     pub fn rose(&self, rise: f64, level: f64, error_min: f64) -> bool {
         let down = Self {
             change: -self.change,
@@ -76,7 +69,7 @@ impl Comparison {
     }
 }
 
-/// Compares two samples by their means, `a` − `b`; `None` where one has fewer than two values or one that is no number.
+/// Compares means, `a` − `b`. `None` if a sample has fewer than two values or one that is no number.
 pub fn welch(a: &[f64], b: &[f64]) -> Option<Comparison> {
     compare(a, b, 0.0)
 }
@@ -86,17 +79,17 @@ pub fn yuen(a: &[f64], b: &[f64]) -> Option<Comparison> {
     compare(a, b, TRIMMED)
 }
 
-/// What is asked of the two comparisons.
+/// The proof required of the two comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// One look at the end: whichever proves it at half the level.
+    /// One final check: either proves it at half the level.
     Either,
-    /// One of many looks: only what both prove.
+    /// One of many checks: both must prove it.
     Both,
 }
 
-/// The change, where `a` fell below `b` by at least `fall` and that is proven at this level (one-sided, 1e-9 to 0.5): that of the
-/// comparison that proves it, the smaller fall where both do.
+/// The change, if `a` fell below `b` by at least `fall`, proven at this level (one-sided, 1e-9 to 0.5). It is that of
+/// the comparison that proves it, the smaller fall if both do.
 pub fn fall(a: &[f64], b: &[f64], fall: f64, level: f64, error_min: f64, proof: Proof) -> Option<f64> {
     let (welch, yuen) = (welch(a, b)?, yuen(a, b)?);
     let level = match proof {

@@ -1,21 +1,18 @@
-//! What homeostat remembers: observation windows, decisions, experiments with every block, and verdicts, in one
-//! SQLite file. It answers `history` and `explain`, and gives the next proposal its prior: what was tried on a
-//! machine and workload of this kind, and how it ended.
+//! The history: observation windows, decisions, experiments with every block, and verdicts, in one SQLite file.
+//! `history` and `explain` read it. The next proposal takes its prior from it.
 //!
-//! **Nothing depends on it.** Undo lives in the journal. A history that is damaged, full, read-only or newer than
-//! this program costs knowledge and is reported once; see [`ResilientHistory`], which is what the daemon uses.
+//! Nothing depends on the history: undo lives in the journal. A damaged, full, read-only or newer file costs knowledge
+//! and is reported once. The daemon uses [`ResilientHistory`].
 //!
-//! **Cheap and bounded.** One transaction a tick; WAL with `synchronous = NORMAL` (a power loss may cost the last
-//! seconds, never consistency); a page cache of 1 MiB; a hard limit on the size of the file
-//! ([`HistoryOptions::bytes_max`]), below which [`History::prune`] keeps it in small steps. The CLI reads while
-//! the daemon writes.
+//! Cost: one transaction a tick, a page cache of 1 MiB, a hard limit on the file size ([`HistoryOptions::bytes_max`]).
+//! [`History::prune`] keeps the file below the limit. WAL with `synchronous = NORMAL`: a power loss may cost the last
+//! seconds, never consistency. The CLI reads while the daemon writes.
 //!
-//! **Damage** is looked for when the file is opened (SQLite's `quick_check`: structure, types and constraints) and
-//! noticed while it is used, also by a text that is no text any more (UTF-8). Any other flipped bit inside a text or
-//! number is not: SQLite keeps no checksums.
+//! Damage is found at opening (SQLite's `quick_check`: structure, types, constraints) and in use (text that is not
+//! UTF-8). SQLite keeps no checksums, so other flipped bits inside a text or number stay unnoticed.
 //!
-//! **Numbers survive exactly**: 64-bit integers by their bits, floating-point numbers as they are, infinities
-//! included; NaN is stored as NULL and comes back as NaN. (Only the sign of a negative zero is lost, by SQLite.)
+//! Numbers survive exactly: 64-bit integers by their bits, floating-point numbers with infinities. NaN is stored as
+//! NULL and comes back as NaN. SQLite loses only the sign of a negative zero.
 
 mod migrations;
 mod resilient;
@@ -48,12 +45,11 @@ pub const ROWS_MAX: u32 = 10_000;
 const PRUNE_STEP: u32 = 500;
 const PAGE_BYTES: u64 = 4096;
 const DAY_SECONDS: u64 = 86_400;
-/// Page cache, in KiB. The whole daemon is to stay below 16 MiB.
+/// Page cache, in KiB. The whole daemon must stay below 16 MiB.
 const CACHE_KIB: i64 = 1024;
 /// Heap that SQLite as a whole tries not to exceed.
 const HEAP_BYTES: i64 = 4 * 1024 * 1024;
-/// Longest wait for another process's lock. The loop stands still for it, so it is short; a batch that could
-/// not be written is tried again at the next tick.
+/// Longest wait for another process's lock. The daemon's loop waits too. A batch that failed is tried again next tick.
 const BUSY_WAIT: Duration = Duration::from_millis(200);
 
 /// Limits of a history.
@@ -76,7 +72,7 @@ impl Default for HistoryOptions {
     }
 }
 
-/// Why the history could not do what was asked. The variant tells the caller what to do.
+/// Why the history failed. The variant determines the caller's reaction.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     /// The file is not a database or its inside is broken: set it aside and start a new one.
@@ -84,7 +80,7 @@ pub enum HistoryError {
     Damaged {
         /// File.
         path: PathBuf,
-        /// What SQLite found.
+        /// SQLite's finding.
         why: String,
     },
     /// No space on the file system, or the limit of the file is reached: prune or free space.
@@ -92,7 +88,7 @@ pub enum HistoryError {
     Full {
         /// File.
         path: PathBuf,
-        /// What SQLite said.
+        /// SQLite's message.
         why: String,
     },
     /// It can be read and not written.
@@ -100,7 +96,7 @@ pub enum HistoryError {
     ReadOnly {
         /// File.
         path: PathBuf,
-        /// What SQLite said.
+        /// SQLite's message.
         why: String,
     },
     /// Another process holds it right now: try again.
@@ -125,7 +121,7 @@ pub enum HistoryError {
         /// Its version.
         found: u32,
     },
-    /// It does not exist or can not be opened.
+    /// It does not exist or cannot be opened.
     #[error("{}: can not be opened: {why}", path.display())]
     Unreachable {
         /// File.
@@ -136,7 +132,7 @@ pub enum HistoryError {
     /// The record breaks a limit; it was not stored.
     #[error("not stored: {what}")]
     Invalid {
-        /// Which limit.
+        /// The limit.
         what: String,
     },
     /// A row that this program did not write or does not understand.
@@ -159,7 +155,7 @@ pub enum HistoryError {
     },
 }
 
-/// A decision, as `explain` and `report` tell it.
+/// A decision, as in `explain` and `report`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionRecord {
     /// When, in seconds since the epoch.
@@ -172,14 +168,14 @@ pub struct DecisionRecord {
     pub text: String,
 }
 
-/// What was seen of one workload in one window of observation.
+/// The observations of one workload in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
     /// Machine fingerprint.
     pub machine: String,
     /// Start, in seconds since the epoch.
     pub started_unix: u64,
-    /// What was seen.
+    /// The observation.
     pub seen: WindowRecord,
 }
 
@@ -194,7 +190,7 @@ pub enum Entry {
     Experiment(Box<ExperimentRecord>),
 }
 
-/// Which experiments to look up. All conditions must hold; the newest come first.
+/// Selects experiments. All conditions must hold; the newest come first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExperimentFilter {
     /// Only of this workload, by its name at the time.
@@ -207,7 +203,7 @@ pub struct ExperimentFilter {
     pub id: Option<ExperimentId>,
     /// Only those started at or after this time.
     pub since_unix: u64,
-    /// At most so many (and never more than [`ROWS_MAX`]).
+    /// Most rows, up to [`ROWS_MAX`].
     pub limit: u32,
     /// Whether to load the blocks, too.
     pub blocks: bool,
@@ -226,14 +222,14 @@ impl Default for ExperimentFilter {
     }
 }
 
-/// Which decisions or windows to look up. The newest come first.
+/// Selects decisions or windows. The newest come first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     /// Only of this workload, by its name at the time.
     pub workload: Option<WorkloadId>,
     /// Only those at or after this time.
     pub since_unix: u64,
-    /// At most so many (and never more than [`ROWS_MAX`]).
+    /// Most rows, up to [`ROWS_MAX`].
     pub limit: u32,
 }
 impl Filter {
@@ -255,7 +251,7 @@ impl Default for Filter {
     }
 }
 
-/// What is known before a strategy is tried on a workload. Placebos are not counted.
+/// Prior knowledge about a strategy on a workload. Placebos are not counted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prior {
     /// Identity of the workload.
@@ -285,11 +281,11 @@ pub struct Prior {
 pub struct PlaceboSummary {
     /// Placebo experiments that came to a verdict (aborted ones do not count).
     pub run: u64,
-    /// Of which accepted.
+    /// Accepted ones among them.
     pub accepted: u64,
 }
 
-/// What one step of pruning did.
+/// The result of one step of pruning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Rows deleted.
@@ -307,8 +303,7 @@ pub struct History {
 }
 
 impl History {
-    /// Opens the file for reading and writing, creating it (mode 0600) and bringing it up to date if need be, and
-    /// checks its inside.
+    /// Opens the file for reading and writing, creates it if needed (mode 0600), migrates it and checks its content.
     ///
     /// # Errors
     /// Any [`HistoryError`] about the file.
@@ -326,11 +321,10 @@ impl History {
         Ok(history)
     }
 
-    /// Opens an existing file for reading only. Works beside a running daemon, and on read-only media.
+    /// Opens an existing file for reading only: while a daemon runs, or on read-only media.
     ///
     /// # Errors
-    /// [`HistoryError::Unreachable`] when there is none, [`HistoryError::Older`] or [`HistoryError::Newer`] when its
-    /// version is not that of this program.
+    /// [`HistoryError::Unreachable`], or [`HistoryError::Older`] or [`HistoryError::Newer`] for another version.
     pub fn open_read_only(path: &Path) -> Result<Self, HistoryError> {
         only_regular_files(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -355,8 +349,7 @@ impl History {
         let Err(HistoryError::ReadOnly { .. } | HistoryError::Unreachable { .. }) = &first else {
             return first;
         };
-        // Reading a WAL database needs a file for its shared memory beside it. Where none can be made and no
-        // log waits to be read, the main file alone is the whole truth.
+        // Without a shared-memory file and a pending log, the main file alone is complete.
         let log = with_suffix(path, "-wal");
         if !path.exists() || std::fs::metadata(&log).is_ok_and(|m| m.len() > 0) {
             return first;
@@ -394,7 +387,7 @@ impl History {
         self.set("mmap_size", Value::Integer(0))?;
         self.set("soft_heap_limit", Value::Integer(HEAP_BYTES))?;
         self.set("foreign_keys", Value::Integer(1))?;
-        // Sorting a bounded number of rows; no files outside the state directory.
+        // Sorts hold a bounded number of rows and must not create files outside the state directory.
         self.set("temp_store", Value::Integer(2))
     }
 
@@ -416,7 +409,7 @@ impl History {
             });
         }
         if found > 0 {
-            // Before anything is written: a damaged file is kept as it was found.
+            // Check before writing, so that a damaged file stays as found.
             let verdict: String = self
                 .connection
                 .query_row("PRAGMA quick_check(1)", [], |r| r.get(0))
@@ -428,7 +421,7 @@ impl History {
                 });
             }
         } else {
-            // These only work before the first table is made.
+            // These pragmas only work before the first table exists.
             self.set("page_size", Value::Integer(PAGE_BYTES as i64))?;
             self.set("auto_vacuum", Value::Text("incremental".to_owned()))?;
         }
@@ -441,7 +434,7 @@ impl History {
         self.migrate(LATEST)
     }
 
-    /// Takes the migration steps up to `target`, each in a transaction of its own.
+    /// Takes the migration steps up to `target`, each in a transaction.
     fn migrate(&mut self, target: u32) -> Result<(), HistoryError> {
         loop {
             let version = self.version()?;
@@ -485,10 +478,10 @@ impl History {
         run(&mut self.connection).map_err(|e| classify(path, e))
     }
 
-    /// Stores a batch in one transaction: all of it or nothing.
+    /// Stores a batch in one transaction.
     ///
     /// # Errors
-    /// [`HistoryError::Invalid`] when an entry breaks a limit; else about the file. Nothing was stored.
+    /// [`HistoryError::Invalid`] when an entry breaks a limit; otherwise about the file. Nothing was stored.
     pub fn record(&mut self, entries: &[Entry]) -> Result<(), HistoryError> {
         for entry in entries {
             check(entry)?;
@@ -532,7 +525,6 @@ impl History {
         self.record(&[Entry::Experiment(Box::new(experiment.clone()))])
     }
 
-    /// Writes a little, to find out whether that is possible.
     fn prove_writable(&mut self, now_unix: u64) -> Result<(), HistoryError> {
         self.in_transaction(|t| {
             t.execute(
@@ -544,7 +536,6 @@ impl History {
         })
     }
 
-    /// The rows of a query, each read by `read`.
     fn rows<T>(
         &self,
         sql: &str,
@@ -560,7 +551,6 @@ impl History {
         query().map_err(|e| self.error(e))
     }
 
-    /// A word or a text of JSON that was read, or what is wrong with it.
     fn known<T>(
         &self,
         column: &'static str,
@@ -720,7 +710,7 @@ impl History {
         )
     }
 
-    /// What is known about each workload and strategy on machines with this fingerprint, in order.
+    /// Prior knowledge of each workload and strategy on machines with this fingerprint, in order.
     ///
     /// # Errors
     /// About the file.
@@ -756,7 +746,7 @@ impl History {
         )
     }
 
-    /// Readers whose last trial for the sake of a program accepted that they are contained.
+    /// Streaming readers whose last trial on behalf of another program proved that limiting them helps.
     ///
     /// # Errors
     /// About the file.
@@ -808,7 +798,7 @@ impl History {
             .map_err(|e| self.error(e))
     }
 
-    /// First experiment number that was never used, pruned ones and those of the journal included.
+    /// First unused experiment number, counting pruned experiments and those of the journal.
     ///
     /// # Errors
     /// About the file.
@@ -840,9 +830,8 @@ impl History {
         Ok(Bytes(pages.saturating_mul(pragma("page_size")?)))
     }
 
-    /// One small step of forgetting: what is older than `keep_days`, then, while the file uses more than three
-    /// quarters of `bytes_max`, the oldest. The last verdict for each workload and strategy is the last to go: a
-    /// known harm must not be repeated because it was long ago.
+    /// Deletes rows older than `keep_days`, then the oldest while over three quarters of `bytes_max` are used, in small
+    /// steps. The last verdict per workload and strategy goes last, so that no known harm is repeated.
     ///
     /// # Errors
     /// About the file.
@@ -858,7 +847,6 @@ impl History {
             Ok(rows)
         })?;
         if rows > 0 {
-            // Gives pages back to the file system, a few at a time.
             self.connection
                 .execute_batch("PRAGMA incremental_vacuum(256)")
                 .map_err(|e| self.error(e))?;
@@ -867,7 +855,6 @@ impl History {
     }
 }
 
-/// Deletes a step's worth of what began before `horizon`.
 fn delete_older(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<u64> {
     let mut rows = 0;
     rows += t.execute(
@@ -881,13 +868,13 @@ fn delete_older(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<u64> {
     let blocks = delete_blocks(t, horizon)?;
     rows += blocks;
     if blocks < PRUNE_STEP as usize {
-        // Deleting an experiment deletes its blocks: not before they are few.
+        // Deleting an experiment deletes its blocks, so first there must be few.
         rows += delete_experiments(t, horizon, true)?;
     }
     Ok(rows as u64)
 }
 
-/// Deletes a step's worth of the oldest, the least valuable kind first.
+/// Deletes one step of the oldest rows, the least valuable kind first.
 fn delete_oldest(t: &Transaction<'_>) -> rusqlite::Result<u64> {
     for table in ["windows", "decisions"] {
         let sql = format!("DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT ?1)");
@@ -915,7 +902,6 @@ fn delete_oldest(t: &Transaction<'_>) -> rusqlite::Result<u64> {
     Ok(0)
 }
 
-/// Blocks of ended experiments that began before `horizon`.
 fn delete_blocks(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<usize> {
     t.execute(
         "DELETE FROM blocks WHERE (experiment, position) IN (
@@ -925,7 +911,7 @@ fn delete_blocks(t: &Transaction<'_>, horizon: i64) -> rusqlite::Result<usize> {
     )
 }
 
-/// Experiments that began before `horizon`; with `keep_last`, not the last that was decided of its kind.
+/// Experiments that began before `horizon`. `keep_last` spares the last decided experiment of its kind.
 fn delete_experiments(t: &Transaction<'_>, horizon: i64, keep_last: bool) -> rusqlite::Result<usize> {
     t.execute_batch(
         "CREATE TEMP TABLE IF NOT EXISTS going (id INTEGER PRIMARY KEY); DELETE FROM temp.going;",
@@ -1019,7 +1005,7 @@ fn named_row(t: &Transaction<'_>, select: &str, insert: &str, name: &str) -> rus
 fn insert_decision(t: &Transaction<'_>, d: &DecisionRecord) -> rusqlite::Result<()> {
     let mut sentence = d.text.clone();
     crate::cut(&mut sentence, SENTENCE_BYTES_MAX);
-    // The column of numbers is of earlier versions, which had none either.
+    // The column of numbers comes from earlier versions.
     t.prepare_cached(
         "INSERT INTO decisions (at_unix, workload_name, stage, sentence, numbers) VALUES (?1, ?2, ?3, ?4, 'null')",
     )?
@@ -1057,7 +1043,6 @@ fn insert_window(t: &Transaction<'_>, w: &Window) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// What stands in the columns of an effect where there is none.
 const NO_EFFECT: Effect = Effect {
     estimate: f64::NAN,
     lower: f64::NAN,
@@ -1157,7 +1142,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
          ON CONFLICT (key) DO UPDATE SET value = MAX(value, excluded.value)",
     )?
     .execute([bits(e.id.0)])?;
-    // Who is tried is fixed when an experiment begins.
+    // The members of a trial are fixed when it begins.
     let mut insert = t.prepare_cached(
         "INSERT INTO experiment_others (experiment, position, workload, workload_name) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (experiment, position) DO NOTHING",
@@ -1170,7 +1155,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             workload.as_str()
         ])?;
     }
-    // Known when it ends; written anew when a guard revokes it.
+    // Written at the end, and again when a guard revokes the verdict.
     let mut insert = t.prepare_cached(
         "INSERT INTO experiment_members (experiment, position, workload, workload_name, verdict, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence)
@@ -1196,7 +1181,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect.confidence,
         ])?;
     }
-    // Blocks that are stored already are not written again: a running experiment is recorded at every block.
+    // A running experiment is recorded at every block: skip the stored blocks.
     let mut insert = t.prepare_cached(
         "INSERT INTO blocks (experiment, position, change_on, measured_from_ns, measured_ns, work, cpu_ns, score, broken)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
@@ -1229,7 +1214,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
     Ok(())
 }
 
-/// The effect in four columns from that one on.
+/// Reads an effect from four columns, starting at `first`.
 fn effect_at(r: &Row<'_>, first: usize) -> rusqlite::Result<Effect> {
     Ok(Effect {
         estimate: real(r.get(first)?),
@@ -1239,13 +1224,13 @@ fn effect_at(r: &Row<'_>, first: usize) -> rusqlite::Result<Effect> {
     })
 }
 
-/// The same where column `has` says that there is one.
+/// As `effect_at`, where column `has` is set.
 fn effect_if(r: &Row<'_>, has: usize, first: usize) -> rusqlite::Result<Option<Effect>> {
     let effect = effect_at(r, first)?;
     Ok(r.get::<_, Option<bool>>(has)?.unwrap_or(false).then_some(effect))
 }
 
-/// What of an experiment is not understood by itself.
+/// Fields of an experiment that need parsing.
 struct Words {
     kind: String,
     verdict: Option<String>,
@@ -1264,7 +1249,6 @@ impl Words {
     }
 }
 
-/// All but what its [`Words`] say.
 fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
     let text = |name: &str| r.get::<_, String>(name);
     let number = |name: &str| -> rusqlite::Result<u64> { Ok(unbits(r.get(name)?)) };
@@ -1304,21 +1288,19 @@ fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
     })
 }
 
-/// The signed number with the same bits: SQLite has no unsigned ones.
 fn bits(x: u64) -> i64 {
     x as i64
 }
 fn unbits(x: i64) -> u64 {
     x as u64
 }
-/// Times and counts are compared in queries, so they must keep their order; none is near the limit.
+/// Queries compare times and counts, so they keep their order. None is near the limit.
 fn time(x: u64) -> i64 {
     i64::try_from(x).unwrap_or(i64::MAX)
 }
 fn untime(x: i64) -> u64 {
     u64::try_from(x).unwrap_or(0)
 }
-/// NaN is stored as NULL.
 fn real(x: Option<f64>) -> f64 {
     x.unwrap_or(f64::NAN)
 }
@@ -1334,7 +1316,7 @@ fn classify(path: &Path, e: rusqlite::Error) -> HistoryError {
     let path = path.to_owned();
     let why = e.to_string();
     if matches!(e, rusqlite::Error::Utf8Error(..)) {
-        // Only texts of this program's are in there. One that is shared (a machine's) would make all later rows unreadable.
+        // A damaged shared text (a machine's) makes later rows unreadable. Only this program writes here.
         return HistoryError::Damaged { path, why };
     }
     match e.sqlite_error_code() {
@@ -1347,7 +1329,7 @@ fn classify(path: &Path, e: rusqlite::Error) -> HistoryError {
     }
 }
 
-/// SQLite waits for ever for the other end of a FIFO, and a device answers as it likes: neither is opened.
+/// Refuses FIFOs and devices: SQLite waits for ever for the other end of a FIFO, and a device may answer anything.
 fn only_regular_files(path: &Path) -> Result<(), HistoryError> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let path = with_suffix(path, suffix);
@@ -1361,7 +1343,7 @@ fn only_regular_files(path: &Path) -> Result<(), HistoryError> {
     Ok(())
 }
 
-/// Makes the file with mode 0600 before SQLite would make it readable for all; its companions inherit the mode.
+/// Creates the file with mode 0600 first: SQLite would create it readable for all. Companions inherit the mode.
 fn create_private(path: &Path) -> Result<(), HistoryError> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -1386,7 +1368,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// The path as a URI that tells SQLite that nobody changes the file. `None` when it is not UTF-8.
+/// A URI that tells SQLite that nobody changes the file. `None` unless the path is UTF-8.
 fn immutable_uri(path: &Path) -> Option<String> {
     let mut uri = "file:".to_owned();
     for c in path.to_str()?.chars() {

@@ -1,44 +1,18 @@
-//! The undo journal: what homeostat changed on this machine and has not yet reverted.
+//! The undo journal: the changes on this machine that homeostat has not yet reverted.
 //!
-//! **Problem.** The daemon may be killed, or the kernel may stop, between any two instructions. After that
-//! the machine must still be restorable. So the undo of an action is on the disk *before* the action is taken
-//! ([`Journal::intend`]), and stays there until the undo is known to be done ([`Journal::closed`]).
+//! The daemon may be killed, or the kernel may stop, at any instruction. So [`Journal::intend`] puts the undo of an
+//! action on disk *before* the action. The record stays until [`Journal::closed`] confirms the undo.
 //!
-//! **Shape.** One text file, `journal`, in the state directory (mode 0700, file 0600); one record a line,
-//! each with format version, sequence number and CRC-32 (see `line`). Records are only appended. A file that
-//! has grown is replaced by its shortest equivalent: `journal.new` is written and synced, renamed over
-//! `journal`, and the directory is synced; at every moment one of the two is complete. `journal.lock` holds
-//! an exclusive `flock` and the number of the process that has it, so a second daemon, or `restore` beside a
-//! running daemon, is refused.
+//! The text file `journal` is in the state directory (mode 0700, file 0600). Each line is a record with format version,
+//! sequence number and CRC-32. Compaction writes and syncs `journal.new`, renames it and syncs the directory, so one
+//! complete file always exists. An `flock` on `journal.lock` refuses a second daemon, or `restore` while a daemon runs.
+//! Space is allocated ahead ([`RESERVE_BYTES`]), so a full disk still lets work end.
 //!
-//! **What a caller can rely on**
+//! `journal.count` holds the number of records and the actions in force. It reveals lost whole records. It is written
+//! after the record and before an action. Recovery uses every whole record, reports damage in [`Recovered`] and copies
+//! the damaged file aside. An unfinished last line is a crash, not damage.
 //!
-//! | call | on success | on error |
-//! |---|---|---|
-//! | [`intend`](Journal::intend) | synced: the undo is owed | nothing is owed in memory; do not act. A crash now may find the undo owed nevertheless: harmless, undo is idempotent |
-//! | [`applied`](Journal::applied), [`undoing`](Journal::undoing) | written, not synced: they change how far an action got, never whether it is owed | unchanged; the undo stays owed |
-//! | [`undoing`](Journal::undoing) of what is kept | synced: it is no longer kept, and a start that finds it undoes it | it is still kept: a start would leave it as it is |
-//! | [`put_back`](Journal::put_back) | written, not synced: a kill leaves what was written, and a boot voids the record | unchanged; the undo stays owed |
-//! | [`kept`](Journal::kept) | synced | unchanged |
-//! | [`closed`](Journal::closed) | synced: nothing is owed | still owed: call again, or undo again after a restart |
-//! | [`note`](Journal::note) | synced: the block may start | the coin is not fixed: do not start the block |
-//!
-//! **Full disk.** The file always has allocated space ahead of its end ([`RESERVE_BYTES`]). `intend` is refused
-//! when it would eat into it, notes and states may use a part of it, `closed` all of it: so what was begun
-//! can be ended on a full disk.
-//!
-//! **Damage.** Every record that is whole is used, wherever it stands. Damage is reported in [`Recovered`], with
-//! the numbers of actions whose record is known to be lost, and the damaged file is copied aside before the
-//! journal is rewritten. An unfinished last line is what a crash leaves behind, not damage. A second file,
-//! `journal.count`, holds the number of records and the actions in force: it shows the loss of whole records at the end of the
-//! journal, of the journal, or of all that stands in it. It is written after the record, and before an action may be taken.
-//!
-//! **After a failed sync** the kernel may have dropped the data and report success the next time (the `fsync`
-//! man page, *BUGS* of many file systems), so the journal never syncs the same pages twice: it writes itself
-//! anew from memory before it takes the next record.
-//!
-//! Why not a table in the history database: recovery would need SQLite, its WAL and its recovery, on a
-//! machine in trouble. Why not a binary format: a person must be able to read what is owed with `less`.
+//! Why not SQLite: recovery must not need a WAL. Why not binary: `less` must show what is owed.
 
 mod books;
 mod count;
@@ -70,21 +44,21 @@ pub const COUNT_FILE: &str = "journal.count";
 /// Name of the lock file.
 pub const LOCK_FILE: &str = "journal.lock";
 
-/// Space kept allocated after the last record, for closing on a full disk: more than 300 records of the
-/// small kind (about 150 bytes).
+/// Space kept allocated after the last record, for closing on a full disk: more than 300 small records (about 150
+/// bytes). `intend` may not use it, notes and states may use a part of it, `closed` all of it.
 pub const RESERVE_BYTES: u64 = 64 * 1024;
-/// Largest single record; an undo record of half a million 2 MiB pieces (1 TiB) takes about 8 MiB.
+/// Largest record. An undo record of half a million 2 MiB pieces (1 TiB) takes about 8 MiB.
 pub const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Largest journal; beyond it nothing more is intended.
 pub const JOURNAL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Size from which a journal is compacted when at least half of it is history.
 const COMPACT_BYTES: u64 = 256 * 1024;
-/// Damaged files kept for a person to look at; further ones are not copied.
+/// Damaged files kept for a person; further ones are not copied.
 const SET_ASIDE_MAX: u32 = 8;
 /// Closed numbers remembered one by one; older ones are covered by a floor.
 const CLOSED_MAX: usize = 4096;
 
-/// Every named step at which [`JournalOptions::fault`] is called, for tests that crash or fail there.
+/// The steps at which [`JournalOptions::fault`] is called, for tests that crash or fail there.
 pub const FAULT_POINTS: &[&str] = &[
     "open.after_lock",
     "open.after_read",
@@ -121,7 +95,7 @@ pub const FAULT_POINTS: &[&str] = &[
     "compact.after_directory_sync",
 ];
 
-/// Called with the name of each step; an error is treated as if the step just before that point had failed.
+/// Called with the name of each step. An error counts as a failure of the step just before.
 pub type FaultHook = Box<dyn FnMut(&'static str) -> io::Result<()> + Send>;
 
 /// How to open a journal. The default is right for the daemon.
@@ -152,14 +126,14 @@ pub enum JournalError {
         /// Process that holds it, if it could be read.
         pid: Option<u32>,
     },
-    /// Others may write there; what stands in it would be carried out with our privileges.
+    /// Others may write there, and its content would act with our privileges.
     #[error("{} can not be trusted: {why}\n  hint: {remedy}", path.display())]
     Insecure {
         /// Directory or file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         why: String,
-        /// What a person can do.
+        /// The remedy.
         remedy: String,
     },
     /// Written by a newer homeostat.
@@ -183,7 +157,7 @@ pub enum JournalError {
     NoSpace {
         /// File.
         path: PathBuf,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -193,7 +167,7 @@ pub enum JournalError {
     ReadOnly {
         /// File.
         path: PathBuf,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -203,7 +177,7 @@ pub enum JournalError {
     Io {
         /// File.
         path: PathBuf,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -211,7 +185,7 @@ pub enum JournalError {
     /// The journal is at its limit: undo something first.
     #[error("the journal is full: {what}\n  hint: undo or close actions that are in force")]
     Full {
-        /// Which limit.
+        /// The limit.
         what: String,
     },
     /// The record is larger than one record may be.
@@ -250,7 +224,7 @@ pub enum JournalError {
         /// Action.
         id: ActionId,
     },
-    /// A coin is drawn once.
+    /// A random assignment is drawn once.
     #[error("the coin of experiment {experiment}, block {block} was drawn before and fell the other way")]
     CoinFixed {
         /// Experiment.
@@ -275,7 +249,7 @@ fn io_error(path: &Path, what: &'static str, source: io::Error) -> JournalError 
     }
 }
 
-/// A read-only file system, or a file or directory that is immutable (`chattr +i`).
+/// A read-only file system, or an immutable file or directory (`chattr +i`).
 fn cannot_be_written(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::ROFS, Errno::PERM]
@@ -284,16 +258,14 @@ fn cannot_be_written(error: &io::Error) -> bool {
         .contains(&error.raw_os_error())
 }
 
-/// What makes a directory fit to hold a journal.
 const PRIVATE_DIRECTORY: &str = "make it a directory of this user with mode 0700";
-/// What to do about a file that somebody else may have written.
 const STRANGE_FILE: &str =
     "look at it; if it is not a journal that homeostat wrote, move it away and start again";
 
-/// What was found in the journal.
+/// The content of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// Where it is, or would be.
+    /// Its path, even if missing.
     pub file: PathBuf,
     /// Whether there was a journal at all.
     pub existed: bool,
@@ -305,7 +277,7 @@ pub struct Recovered {
     pub remarks: Vec<String>,
     /// Number for the next action: higher than any ever seen.
     pub next_action: ActionId,
-    /// Number for the next experiment, as far as the journal knows (the history may know higher ones).
+    /// Next experiment number known to the journal. The history may know higher ones.
     pub next_experiment: ExperimentId,
     /// Records read.
     pub records: u64,
@@ -317,14 +289,13 @@ pub struct Recovered {
     pub missing: u64,
     /// The journal does not begin as every journal does, or is gone: what stood in it is not known.
     pub headless: bool,
-    /// Records do not stand where they were written.
+    /// Records are not where they were written.
     pub disordered: bool,
     /// The file ends where space was reserved: its end was cut off.
     pub short: bool,
     /// `journal.count` is missing or unreadable, so the loss of the last records could not be seen.
     pub uncounted: bool,
-    /// Actions that were in force and whose undo record is lost to damage. They can not be undone; reported at
-    /// every start until they are [closed](Journal::closed).
+    /// Actions in force with a lost undo record. Every start reports them until they are [closed](Journal::closed).
     pub lost: Vec<ActionId>,
     /// Copy of the damaged file.
     pub set_aside: Option<PathBuf>,
@@ -370,7 +341,7 @@ impl Recovered {
             && !(self.headless || self.disordered || self.short || self.uncounted)
     }
 
-    /// What a person should know about the state of the file, one sentence each; empty when all is well.
+    /// Sentences for people about the state of the file; empty when it is sound.
     pub fn complaints(&self) -> Vec<String> {
         let mut out = Vec::new();
         let file = self.file.display();
@@ -435,18 +406,17 @@ impl Recovered {
     }
 }
 
-/// Reads the journal of a state directory without changing anything and without the lock, for `status` and
-/// `doctor`. Beside a running daemon the last record may be seen unfinished.
+/// Reads the journal without change or lock, for `status` and `doctor`. A daemon's last record may be unfinished.
 ///
 /// # Errors
-/// When there is a journal that can not be opened, is not a file, is oversized or newer than this program.
+/// When the journal cannot be opened, is not a file, is oversized or newer than this program.
 pub fn read(directory: &Path) -> Result<Recovered, JournalError> {
     let (file, reading) = load(directory, &boot_id())?;
     let path = directory.join(JOURNAL_FILE);
     Ok(Recovered::from_reading(path, file.is_some(), &reading))
 }
 
-/// The current boot; empty where the kernel does not tell it.
+/// The current boot; empty where the kernel does not report it.
 fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| String::new(), |id| id.trim().to_owned())
@@ -457,39 +427,36 @@ fn boot_id() -> String {
 pub struct Journal {
     directory: PathBuf,
     options: JournalOptions,
-    /// Held for as long as this value lives.
     _lock: Option<Lock>,
     file: File,
     books: Books,
-    /// Number of the next record.
     sequence: u64,
     /// Byte after the last record.
     end: u64,
-    /// The last byte in use is not a newline (a tail that could not be cleaned up on a full disk).
+    /// The last byte in use is not a newline: a full disk prevented the clean-up.
     unterminated: bool,
     /// Byte up to which space is allocated.
     allocated: u64,
-    /// The second file; `None` until it could be made.
+    /// `journal.count`; `None` until it could be made.
     count: Option<File>,
     /// Number of the record after the last one that is synced.
     synced: u64,
     boot: String,
     /// Nothing can be written there: the journal was opened to undo what it says.
     read_only: bool,
-    /// A sync failed: what the file holds is unknown; write it anew before anything else.
+    /// After a failed sync the kernel may drop data and report success next time (*BUGS* in `fsync` man pages). The
+    /// same pages are never synced twice: rewrite the file from memory before the next record.
     rewrite_first: bool,
-    /// The file was renamed into place and the directory is not synced yet.
+    /// Renamed into place, but the directory is not synced yet.
     directory_unsynced: bool,
-    /// Size at which to compact next.
     compact_at: u64,
-    /// Why the last compaction did not work.
     compaction_failure: Option<String>,
-    /// No action up to this number can be intended any more, nor one of `closed`.
+    /// Actions up to this number, and those of `closed`, cannot be intended again.
     floor: u64,
     closed: BTreeSet<ActionId>,
 }
 
-/// One kind of appended record: its fault points, whether it is synced, and how much space it must leave.
+/// A kind of appended record: fault points, whether it is synced, and the space it must leave.
 struct Kind {
     before_write: &'static str,
     after_write: &'static str,
@@ -533,7 +500,7 @@ const UNDOING: Kind = Kind {
     leave: RESERVE_BYTES / 4,
     what: "write that an undo began",
 };
-/// A start leaves alone what is kept: that this is so no longer must be as sure as that it was.
+/// A start leaves kept actions alone, so the end of keeping must be as durable as its beginning.
 const UNDOING_KEPT: Kind = Kind {
     after_sync: Some("undoing.after_sync"),
     counted: true,
@@ -565,17 +532,16 @@ const CLOSED: Kind = Kind {
 };
 
 impl Journal {
-    /// Opens the journal of a state directory, creating both if need be, and takes its lock.
+    /// Opens or creates the journal of a state directory and takes its lock. Damage is no error.
     ///
     /// # Errors
-    /// [`JournalError::Held`] when another process has it; [`JournalError::Insecure`],
-    /// [`JournalError::Newer`], [`JournalError::Oversized`] as they say; [`JournalError::NoSpace`] only when there
-    /// was no journal yet; [`JournalError::Io`] otherwise. Damage is no error.
+    /// [`JournalError::Held`], [`JournalError::Insecure`], [`JournalError::Newer`], [`JournalError::Oversized`] as they
+    /// say. [`JournalError::NoSpace`] only without an earlier journal. Otherwise [`JournalError::Io`].
     pub fn open(directory: &Path, options: JournalOptions) -> Result<(Self, Recovered), JournalError> {
         Self::open_as(directory, options, false)
     }
 
-    /// As [`open`](Self::open), to undo what is owed: where nothing can be written it opens all the same, and every write fails.
+    /// As [`open`](Self::open), for undoing. On a read-only file system it opens too, and every write fails.
     ///
     /// # Errors
     /// As there, but for [`JournalError::ReadOnly`].
@@ -609,8 +575,7 @@ impl Journal {
         };
         if !reading.is_whole() {
             if let Some(file) = &file {
-                // On a full disk there may be no room for a copy. Then the damaged file itself stays as it is:
-                // records are appended after the damage and the next start tries again.
+                // No room for a copy: the damaged file stays, records follow, and the next start tries again.
                 recovered.set_aside = set_aside(directory, file).ok().flatten();
                 hook(&mut options, "open.after_set_aside").map_err(|e| io_error(&path, "copy", e))?;
             }
@@ -620,7 +585,7 @@ impl Journal {
             reading.torn > 0 || !reading.ends_with_newline || !reading.is_whole() || !reading.counted;
         let compact_bytes = options.compact_bytes.unwrap_or(COMPACT_BYTES);
 
-        // Without a file there is nothing to write to until the first rewrite made one.
+        // Without a file, the first rewrite creates one.
         let fresh = file.is_none();
         let file = match file {
             Some(file) => file,
@@ -637,7 +602,7 @@ impl Journal {
             end: reading.end,
             unterminated: !reading.ends_with_newline,
             allocated,
-            // One that is damaged, or was never written, is made anew.
+            // A damaged or never written file is made anew.
             count: match load_count(directory) {
                 Found::Valid(_) => open_count(directory, OFlags::RDWR).ok(),
                 Found::Nothing | Found::Unreadable => None,
@@ -658,18 +623,17 @@ impl Journal {
                 made => made?,
             }
         } else if (unclean && may_rewrite) || journal.end >= journal.compact_at {
-            // On a full disk this fails and the old file serves on: recovery must work then, too.
+            // On a full disk this fails, and the old file serves on for recovery.
             journal.compact();
         }
         journal.read_only = allow_read_only && !is_writable(&journal.file);
         Ok((journal, recovered))
     }
 
-    /// Writes the undo record and syncs it. From now on the undo is owed: only now may the action be taken.
+    /// Writes the undo record and syncs it. The undo is owed from here on. Only now may the caller act.
     ///
     /// # Errors
-    /// The action must not be taken. Nothing is owed, as far as this process is concerned; after a crash the
-    /// undo may be found owed, which is harmless.
+    /// The action must not be taken. After a crash the undo may be owed: harmless, since undo is idempotent.
     pub fn intend(&mut self, record: &UndoRecord) -> Result<(), JournalError> {
         let id = record.action.id;
         if self.books.owed.contains_key(&id) {
@@ -689,8 +653,8 @@ impl Journal {
         self.append(&INTEND, Event::Intend(Box::new(record.clone())))
     }
 
-    /// Notes that the action was carried out to its end, or that it is about to be made again after it was put back: what it
-    /// writes was taken as it is before.
+    /// Notes that the action is complete, or is about to be made again after it was put back. Not synced: the note
+    /// changes how far the action got, never whether it is owed.
     ///
     /// # Errors
     /// The undo stays owed as before.
@@ -699,19 +663,18 @@ impl Journal {
         self.append(&APPLIED, Event::Applied(id))
     }
 
-    /// Notes that the undo of the action has begun. (In a switchback the action may be applied again later.) Of what is
-    /// kept this is synced, and comes before the first step of the undo: a start that found it kept would take it for
-    /// being in force.
+    /// Notes that the undo has begun; a switchback may apply the action again later. For a kept action the note is
+    /// synced and precedes the first undo step: a start would otherwise take the action for being in force.
     ///
     /// # Errors
-    /// The undo stays owed as before.
+    /// The undo stays owed as before; a kept action is still kept.
     pub fn undoing(&mut self, id: ActionId) -> Result<(), JournalError> {
         self.must_owe(id)?;
         let kind = if self.is_kept(id) { &UNDOING_KEPT } else { &UNDOING };
         self.append(kind, Event::Undoing(id))
     }
 
-    /// Notes that the action is left in force on purpose over a stop of the daemon.
+    /// Notes that the action stays in force on purpose while the daemon is stopped. Synced.
     ///
     /// # Errors
     /// The undo stays owed as before.
@@ -720,9 +683,9 @@ impl Journal {
         self.append(&KEPT, Event::Kept(id))
     }
 
-    /// Notes that everything is as it was found, until the action is made again (a block of a trial without it). Who finds its
-    /// value there then knows that somebody else chose it. Before the first step of making it again [`Self::applied`] has to be
-    /// noted.
+    /// Notes that the state before the action is restored until the action is made again (an off block of a trial). If
+    /// homeostat's value is found now, somebody else chose it. Note [`Self::applied`] before making the action again.
+    /// Not synced: a kill leaves what was written, and a boot voids the record.
     ///
     /// # Errors
     /// The undo stays owed as before.
@@ -731,11 +694,11 @@ impl Journal {
         self.append(&PUT_BACK, Event::PutBack(id))
     }
 
-    /// Notes that nothing is owed for this action any more: it was undone, or its record is void. Closing what
-    /// this journal has closed before is no error. Also closes actions reported in [`Recovered::lost`].
+    /// Notes that nothing is owed for this action: it was undone, or its record is void. Synced. Also closes actions in
+    /// [`Recovered::lost`]. Closing twice is no error.
     ///
     /// # Errors
-    /// The undo is still owed. Try again; if that is not possible, the undo is done once more after a restart.
+    /// The undo is still owed. Try again, or undo once more after a restart.
     pub fn closed(&mut self, id: ActionId) -> Result<(), JournalError> {
         if self.closed.contains(&id) && !self.books.owed.contains_key(&id) {
             return Ok(());
@@ -754,11 +717,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes a note and syncs it.
+    /// Writes a note and syncs it. The block may start.
     ///
     /// # Errors
-    /// Nothing was noted: a block whose coin this was must not start. [`JournalError::CoinFixed`] when the coin
-    /// was drawn before with another result; the same coin again is no error.
+    /// The block must not start. [`JournalError::CoinFixed`] if the assignment was drawn before with another result.
     pub fn note(&mut self, note: Note) -> Result<(), JournalError> {
         let note = match note {
             Note::Coin(coin) => {
@@ -785,7 +747,7 @@ impl Journal {
         Ok(())
     }
 
-    /// What is owed, by action number.
+    /// Owed actions, by number.
     pub fn owed(&self) -> impl DoubleEndedIterator<Item = &Owed> {
         self.books.owed.values()
     }
@@ -795,7 +757,7 @@ impl Journal {
         self.find(id).is_some_and(|owed| owed.state == OwedState::Kept)
     }
 
-    /// What is owed for this action.
+    /// The owed record of this action.
     pub fn find(&self, id: ActionId) -> Option<&Owed> {
         self.books.owed.get(&id)
     }
@@ -824,7 +786,7 @@ impl Journal {
         self.end
     }
 
-    /// Why the file could not be made smaller, if the last try failed. Nothing is lost by that; it grows.
+    /// Why the last compaction failed, if it did. Nothing is lost; the file grows.
     pub fn compaction_failure(&self) -> Option<&str> {
         self.compaction_failure.as_deref()
     }
@@ -841,7 +803,7 @@ impl Journal {
         }
     }
 
-    /// Appends one record; enters it into the books only when it is as safe as its kind asks.
+    /// Appends a record. The books take it once it is as safe as its kind asks.
     fn append(&mut self, kind: &Kind, event: Event) -> Result<(), JournalError> {
         if self.read_only {
             return Err(JournalError::ReadOnly {
@@ -889,7 +851,7 @@ impl Journal {
         let counted = self.count_records(sequence, highest_action, open, kind.counted);
         if let Err(source) = counted {
             if kind.counted {
-                // The record stays where it is, since the second file may know of it, and goes with the next rewrite.
+                // The record stays, since `journal.count` may know it. The next rewrite drops it.
                 self.sequence = sequence;
                 self.rewrite_first = true;
                 return Err(io_error(&self.directory.join(COUNT_FILE), kind.what, source));
@@ -902,7 +864,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes into the second file how many records there are and which actions are open.
     fn count_records(
         &mut self,
         next: u64,
@@ -920,7 +881,7 @@ impl Journal {
         };
         hook(&mut self.options, "count.before_write")?;
         let Some(file) = &self.count else {
-            // The journal does not say that it is there either.
+            // The journal does not claim that the file exists.
             return Ok(());
         };
         write_count(file, &count)?;
@@ -940,7 +901,7 @@ impl Journal {
         hook(&mut self.options, "count.before_create")?;
         let file = open_count(&self.directory, OFlags::RDWR | OFlags::CREATE)?;
         allocate(&file, 0, count::COUNT_BYTES)?;
-        // What the journal holds now: a crash before the rename leaves the two in agreement.
+        // Counts the current content, so a crash before the rename leaves both files in agreement.
         let count = Count {
             next: self.sequence,
             synced: self.synced,
@@ -993,7 +954,7 @@ impl Journal {
                 self.allocated = wanted;
                 Ok(())
             }
-            // Try to write it all the same: there may be just enough for the few bytes.
+            // A few bytes may still fit: try to write.
             Err(_) if kind.leave == 0 => Ok(()),
             Err(source) => Err(io_error(&self.path(), kind.what, source)),
         }
@@ -1012,8 +973,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Overwrites a record that was not completed with zeros, as far as the file reaches; never makes it longer.
-    /// If this fails, the remains are overwritten by the next record or reported as damage: nothing is lost.
+    /// Zeros an incomplete record within the file. After a failure, the next record or the reader copes with it.
     fn blank(&mut self, bytes: usize) {
         let Ok(metadata) = self.file.metadata() else {
             return;
@@ -1032,7 +992,7 @@ impl Journal {
         }
     }
 
-    /// Tries to make the file smaller. Failing is remembered, and tried again when the file has grown further.
+    /// Tries to compact the file. A failure is remembered and tried again when the file has grown further.
     fn compact(&mut self) {
         match self.rewrite() {
             Ok(()) => self.compaction_failure = None,
@@ -1043,7 +1003,7 @@ impl Journal {
         }
     }
 
-    /// Replaces the file by the shortest one that says the same. At every step either file is complete.
+    /// Replaces the file by its shortest equivalent. One complete file exists at every step.
     fn rewrite(&mut self) -> Result<(), JournalError> {
         let target = self.path();
         let new = self.directory.join(NEW_FILE);
@@ -1063,7 +1023,7 @@ impl Journal {
         let file = match written.and_then(|file| std::fs::rename(&new, &target).map(|()| file)) {
             Ok(file) => file,
             Err(source) => {
-                // What is left of it is ignored and removed by the next try.
+                // The next try ignores and removes the rest.
                 let _ = std::fs::remove_file(&new);
                 return Err(io_error(&new, "write", source));
             }
@@ -1081,7 +1041,7 @@ impl Journal {
             .and_then(|()| self.sync_directory())
             .and_then(|()| hook(&mut self.options, "compact.after_directory_sync"))
             .map_err(|e| io_error(&self.directory, "sync", e))?;
-        // A second file that knows less does no harm, and the next record brings it up to date.
+        // A `journal.count` that knows less is harmless, and the next record updates it.
         let (action, open) = (self.books.highest_action, self.books.open());
         let _ = self.count_records(sequence, action, open, false);
         Ok(())
@@ -1126,7 +1086,7 @@ fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
     )?))
 }
 
-/// Allocates the bytes from `from` to `to` and makes the file that long; they read as zero.
+/// Allocates from `from` to `to` and extends the file; the bytes read as zero.
 fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     if to <= from {
         return Ok(());
@@ -1134,7 +1094,7 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), from, to - from))
     {
         Ok(()) => Ok(()),
-        // Some file systems can not allocate ahead. Zeros do the same.
+        // Some file systems cannot allocate ahead. Zeros do the same.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             let zeros = [0; 4096];
             let mut at = from;
@@ -1153,7 +1113,7 @@ fn is_writable(file: &File) -> bool {
     rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
-/// Opens the second file. Who may have written it is no matter: it can only make a journal doubtful.
+/// Opens `journal.count`. Its writer need not be trusted: the file can only cast doubt on a journal.
 fn open_count(directory: &Path, flags: OFlags) -> io::Result<File> {
     let file = open_file(&directory.join(COUNT_FILE), flags | OFlags::NONBLOCK)?;
     if !file.metadata()?.is_file() {
@@ -1169,7 +1129,6 @@ fn write_count(file: &File, count: &Count) -> io::Result<()> {
     file.write_all_at(&line, (count.next % 2) * count::SLOT_BYTES)
 }
 
-/// What the second file says.
 fn load_count(directory: &Path) -> Found {
     match open_count(directory, OFlags::RDONLY) {
         Ok(file) => {
@@ -1184,9 +1143,9 @@ fn load_count(directory: &Path) -> Found {
     }
 }
 
-/// Makes the state directory, where it is not there, and checks that nobody else may write to it.
+/// Creates the state directory if needed, and checks that nobody else may write to it.
 pub(crate) fn create_directory(directory: &Path) -> Result<(), JournalError> {
-    // First: below a directory of somebody else nothing is made.
+    // First, so that nothing is created below an untrusted user's directory.
     if let Some(above) = directory.parent() {
         if let Some(trust::Distrust { path, why, remedy }) = trust::distrust(above) {
             let why = format!(
@@ -1201,7 +1160,7 @@ pub(crate) fn create_directory(directory: &Path) -> Result<(), JournalError> {
         .mode(0o700)
         .create(directory)
         .map_err(|e| io_error(directory, "create the directory", e))?;
-    // Where it is a link, as well.
+    // Check the target of a link as well.
     if let Some(trust::Distrust { path, why, remedy }) =
         trust::distrust(directory).filter(|d| d.path != directory)
     {
@@ -1241,7 +1200,7 @@ fn check_owner(path: &Path, owner: u32) -> Result<(), JournalError> {
     })
 }
 
-/// The lock, given back when dropped: also when a process that was just forked still has the file open.
+/// Unlocks when dropped, even if a process forked just before still has the file open.
 #[derive(Debug)]
 struct Lock(File);
 impl Drop for Lock {
@@ -1250,13 +1209,11 @@ impl Drop for Lock {
     }
 }
 
-/// Takes the lock of the directory or says who has it. Where nothing can be written, a lock file that is there is locked all the same;
-/// without one nobody can have locked it.
+/// Takes the directory's lock or names its holder. A missing lock file on a read-only system means no holder.
 fn take_lock(directory: &Path, allow_read_only: bool) -> Result<Option<Lock>, JournalError> {
     let path = directory.join(LOCK_FILE);
     let failed = |e: io::Error| io_error(&path, "lock", e);
-    // The file may be removed by a person between opening and locking; then we would hold a lock that nobody
-    // else sees. A few tries settle it.
+    // If a person removes the file between opening and locking, nobody else sees our lock. A few tries settle it.
     for _ in 0..8 {
         let mut lock = match open_file(&path, OFlags::RDWR | OFlags::CREATE) {
             Ok(lock) => lock,
@@ -1283,7 +1240,7 @@ fn take_lock(directory: &Path, allow_read_only: bool) -> Result<Option<Lock>, Jo
         let ours = lock.metadata().map_err(failed)?;
         match std::fs::symlink_metadata(&path) {
             Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
-                // The number only makes the refusal friendlier; on a full disk it is missing.
+                // Only for a friendlier refusal; missing on a full disk.
                 let _ = lock
                     .set_len(0)
                     .and_then(|()| writeln!(lock, "{}", std::process::id()));
@@ -1298,8 +1255,7 @@ fn take_lock(directory: &Path, allow_read_only: bool) -> Result<Option<Lock>, Jo
     })
 }
 
-/// A compaction never leaves a directory without `journal`, but a person may have removed it. What stands in a
-/// left-over `journal.new` must then not be removed by the next compaction.
+/// Adopts a left-over `journal.new` when a person removed `journal`, so that the next compaction does not delete it.
 fn adopt_new_file(directory: &Path) -> Result<(), JournalError> {
     let (journal, new) = (directory.join(JOURNAL_FILE), directory.join(NEW_FILE));
     let missing =
@@ -1312,7 +1268,7 @@ fn adopt_new_file(directory: &Path) -> Result<(), JournalError> {
 
 /// Opens and reads the journal, or the half of a first compaction if there is no journal.
 fn load(directory: &Path, boot: &str) -> Result<(Option<File>, line::Reading), JournalError> {
-    // Before the journal: beside a daemon that writes, the one read first must be the one that knows less.
+    // Read before the journal: while a daemon writes, the file read first must be the older one.
     let count = load_count(directory);
     for name in [JOURNAL_FILE, NEW_FILE] {
         let path = directory.join(name);
@@ -1369,7 +1325,6 @@ fn load(directory: &Path, boot: &str) -> Result<(Option<File>, line::Reading), J
     Ok((None, reading(None, &count, boot)))
 }
 
-/// What the bytes of the journal, or none, and the second file add up to.
 fn reading(journal: Option<&[u8]>, count: &Found, boot: &str) -> line::Reading {
     let mut reading = journal.map_or_else(line::Reading::default, line::decode);
     if journal.is_none() {
@@ -1381,7 +1336,7 @@ fn reading(journal: Option<&[u8]>, count: &Found, boot: &str) -> line::Reading {
     reading
 }
 
-/// Copies the damaged journal to the first free `journal.damaged-N`. `None` when there are enough of them.
+/// Copies the damaged journal to the first free `journal.damaged-N`. `None` when there are enough copies.
 fn set_aside(directory: &Path, from: &File) -> io::Result<Option<PathBuf>> {
     for number in 1..=SET_ASIDE_MAX {
         let path = directory.join(format!("{JOURNAL_FILE}.damaged-{number}"));

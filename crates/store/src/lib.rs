@@ -1,8 +1,7 @@
-//! What homeostat writes down: the crash-safe undo [`journal`] and the SQLite [`history`].
+//! Persistent state: the crash-safe undo [`journal`], the SQLite [`history`], and the [`switch`] that permits actions.
 //!
-//! The two are independent on purpose. The journal is small, plain text and synced to the disk before every
-//! change of the machine; recovery needs it and nothing else. The history is large and convenient; losing it
-//! costs knowledge, never the way back. The [`switch`] says whether homeostat may act at all.
+//! Journal and history are independent. The journal is small, plain text and synced before every change. Recovery needs
+//! nothing else. A lost history costs knowledge, never an undo.
 
 pub mod history;
 pub mod journal;
@@ -12,7 +11,7 @@ pub mod trust;
 pub use history::{History, HistoryError, HistoryOptions, ResilientHistory};
 pub use journal::{Journal, JournalError, JournalOptions, Recovered};
 
-/// Cuts a text off after at most `bytes_max` bytes, between two characters.
+/// Cuts a text to at most `bytes_max` bytes, between two characters.
 fn cut(text: &mut String, bytes_max: usize) {
     let mut at = text.len().min(bytes_max);
     while !text.is_char_boundary(at) {

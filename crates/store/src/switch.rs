@@ -1,7 +1,6 @@
-//! The switch: whether homeostat may act on this machine. It holds over restarts, reboots and upgrades.
-//!
-//! One file in the state directory with `on` or `off` and a newline (mode 0600). It is replaced as a whole and synced, so that a
-//! crash leaves the old position or the new one. A switch that cannot be read, or that others may write, counts as off.
+//! The switch: whether homeostat may act on this machine. It persists over restarts, reboots and upgrades. One file in
+//! the state directory (mode 0600) contains `on` or `off` and a newline. It is replaced as a whole and synced: a crash
+//! leaves the old or the new position. An unreadable switch, or one that others may write, counts as off.
 
 use crate::journal::{self, JournalError};
 use rustix::fs::{Mode, OFlags};
@@ -13,19 +12,16 @@ use std::time::UNIX_EPOCH;
 
 /// Name of the switch in the state directory.
 pub const SWITCH_FILE: &str = "switch";
-/// Name of the file that is written before it replaces the switch.
 const NEW_FILE: &str = "switch.new";
-/// Most of the file that is read: more than either position needs.
 const BYTES_MAX: u64 = 16;
-/// What to do about a switch that cannot be read.
 const REMEDY: &str = "`homeostat on` or `homeostat off` writes it anew";
 
-/// What the switch says.
+/// The state of the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switch {
     /// Whether homeostat may act. False also where the file cannot be read.
     pub on: bool,
-    /// Since when, in seconds since the epoch; absent where the file tells nothing.
+    /// Time of the change, seconds since the epoch; absent if unknown.
     pub since_unix: Option<u64>,
     /// Why it counts as off although the file does not say so, with the remedy.
     pub trouble: Option<String>,
@@ -40,9 +36,9 @@ pub enum SwitchError {
     /// The file cannot be written.
     #[error("{}: cannot {what} the switch: {source}\n  hint: make that file system writable, with some space, and run it again", path.display())]
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The attempt.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -96,10 +92,10 @@ pub fn read(state_directory: &Path) -> Option<Switch> {
     })
 }
 
-/// Sets the switch, and makes the state directory where it is not there yet. On return it is on the disk.
+/// Sets the switch and creates the state directory if needed. The switch is on the disk on return.
 ///
 /// # Errors
-/// [`SwitchError`]; the switch is as it was then.
+/// [`SwitchError`]; the switch is unchanged.
 pub fn write(state_directory: &Path, on: bool) -> Result<(), SwitchError> {
     journal::create_directory(state_directory)?;
     let path = state_directory.join(SWITCH_FILE);
@@ -120,8 +116,8 @@ pub fn write(state_directory: &Path, on: bool) -> Result<(), SwitchError> {
         .map_err(failed("sync", &path))
 }
 
-/// Whether a homeostat that had no switch has acted with this state directory: its journal has numbered an action. Such a version
-/// kept no count of its records. A history tells nothing, since a daemon that only advises writes one, too.
+/// Whether a version without a switch has acted with this state directory. Its journal has numbered an action and has
+/// no record count. The history is no evidence, since an advising daemon writes one too.
 pub fn has_acted(state_directory: &Path) -> bool {
     !state_directory.join(journal::COUNT_FILE).exists()
         && journal::read(state_directory).is_ok_and(|found| !found.owed.is_empty() || found.next_action.0 > 1)

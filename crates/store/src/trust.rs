@@ -1,7 +1,5 @@
-//! Who may change a file that root acts on: the file itself, and every directory through which it is found.
-//!
-//! Only root and the user of this process are trusted. A directory that others may write to is safe where it is sticky, such as
-//! `/tmp`: nobody else can replace what lies in it and belongs to us.
+//! Which untrusted users may change a file that root acts on, or a directory on its path. Only root and the user of
+//! this process are trusted. A sticky directory such as `/tmp` is safe: nobody else can replace our files in it.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -13,11 +11,11 @@ const STICKY: u32 = 0o1000;
 /// Something on the way to a file that somebody else may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distrust {
-    /// What others may change: the file, a link or a directory above it.
+    /// The changeable path: the file, a link or a directory above it.
     pub path: PathBuf,
     /// Why.
     pub why: String,
-    /// What a person can do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -27,12 +25,12 @@ impl std::fmt::Display for Distrust {
     }
 }
 
-/// Whether somebody else may change the file or the way to it. What does not exist is nobody's yet.
+/// Whether an untrusted user may change the file or its path. A missing file belongs to nobody.
 pub fn distrust(path: &Path) -> Option<Distrust> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let real = std::fs::canonicalize(&absolute).unwrap_or_else(|_| absolute.clone());
     let mut all: Vec<&Path> = absolute.ancestors().chain(real.ancestors()).collect();
-    // The way from above: the first thing that is wrong explains the rest.
+    // From the root downwards: the first fault explains the rest.
     all.sort_by_key(|p| p.components().count());
     let mut seen = BTreeSet::new();
     all.into_iter()

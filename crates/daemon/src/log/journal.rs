@@ -1,7 +1,6 @@
-//! Structured entries for systemd's journal, over its own socket (systemd, "Native Journal Protocol").
-//!
-//! On standard error an entry is a line of text with a priority. Over the socket it has fields: a message id per stage,
-//! by which `journalctl MESSAGE_ID=…` finds every verdict of a year, the stage and the workload.
+//! Structured entries for systemd's journal, over its socket (systemd, "Native Journal Protocol"). Entries on standard
+//! error are text with a priority. Entries on the socket have fields: workload, stage, and a message id per stage. So
+//! `journalctl MESSAGE_ID=…` finds every verdict of a year.
 
 use crate::api::StoryLine;
 use crate::printable;
@@ -10,7 +9,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// Where the journal listens.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Stage and message id. An id is never changed or used again: people's alerts name it.
@@ -28,7 +26,7 @@ pub const MESSAGE_IDS: [(&str, &str); 7] = [
 pub struct JournalSocket(UnixDatagram);
 
 impl JournalSocket {
-    /// The journal, if standard error goes there (sd-daemon: `JOURNAL_STREAM` names its device and inode).
+    /// The journal, if standard error goes there: `JOURNAL_STREAM` (sd-daemon) names its device and inode.
     pub fn of_standard_error() -> Option<Self> {
         let named = std::env::var("JOURNAL_STREAM").ok()?;
         let stat = rustix::fs::fstat(io::stderr().as_fd()).ok()?;
@@ -52,13 +50,13 @@ impl JournalSocket {
     /// Sends one entry.
     ///
     /// # Errors
-    /// The journal is gone, busy, or does not take so long an entry.
+    /// The journal is gone, busy, or refuses an entry of this length.
     pub fn send(&self, line: &StoryLine) -> io::Result<()> {
         self.0.send(&entry(line)).map(|_| ())
     }
 }
 
-/// The entry: `NAME=value` lines; a value with a line break goes with its length in front instead.
+/// The entry: `NAME=value` lines. A value with a line break has its length in front instead.
 fn entry(line: &StoryLine) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
     let mut field = |name: &str, value: &str| {

@@ -1,10 +1,9 @@
 //! The endpoint that serves the metrics: loopback only, off unless `metrics.listen` is set.
 //!
-//! Whoever may open a connection from this machine may read it, names of workloads included; that is why it is off by
-//! default. Nothing can be asked for but the one text. One connection is served at a time, with a limit on the size of
-//! the request and on the time that it may take, so that nobody can make it grow or hold up anything else of the daemon. A
-//! user of this machine who opens connections all the time can keep others from the metrics, and from nothing else. A request that
-//! names another host is refused: a web page in somebody's browser could otherwise have its own name point here.
+//! Every local user may read it, names of workloads included, so it is off by default. It serves one text and one
+//! connection at a time, with limits on size and time. So no caller can make it grow or hold up the daemon. A local
+//! user can keep others from the metrics, but from nothing else. A request for another host is refused: a web page's
+//! own host name could otherwise point here.
 
 use super::render;
 use crate::board::Board;
@@ -15,21 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Type of the answer.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Largest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 * 1024;
-/// Most headers that are looked at; a scraper sends about six.
+/// Most headers read; a scraper sends about six.
 const HEADERS_MAX: usize = 64;
-/// Longest time that a caller may take for its request: a scraper sends it as soon as it is connected, and who only
-/// connects must not hold up the others for long.
+/// Time limit for a request: a scraper sends it at once, and a silent caller must not hold up the others.
 const REQUEST_PATIENCE: Duration = Duration::from_millis(200);
-/// Longest time that a caller may take for reading the answer.
+/// Time limit for reading the answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-/// Stack of the serving thread.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Why the endpoint can not be opened.
+/// Why the endpoint cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// Not an address, or not one of this machine alone.
@@ -38,7 +33,7 @@ pub enum MetricsError {
     /// The address is taken, or may not be used.
     #[error("metrics can not be read at {address}: {source}\n  hint: {hint}", hint = self.remedy())]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
         /// Why.
         source: std::io::Error,
@@ -46,7 +41,7 @@ pub enum MetricsError {
 }
 
 impl MetricsError {
-    /// What to do about it.
+    /// The remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Address(_) => {
@@ -57,7 +52,7 @@ impl MetricsError {
     }
 }
 
-/// The address of a setting; `None` when it is empty, which means off.
+/// The address of a setting; `None` when empty, which means off.
 ///
 /// # Errors
 /// [`MetricsError::Address`].
@@ -81,10 +76,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens, and serves what the board shows until it is dropped.
+    /// Listens, and serves the board until dropped.
     ///
     /// # Errors
-    /// The address can not be used, or no thread could be started.
+    /// The address cannot be used, or no thread could be started.
     pub fn start(address: SocketAddr, board: Arc<Board>) -> Result<Self, MetricsError> {
         let listen = |source| MetricsError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(listen)?;
@@ -103,7 +98,7 @@ impl Endpoint {
         })
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -124,12 +119,11 @@ fn serve(listener: &TcpListener, board: &Board, stopping: &AtomicBool) {
     while !stopping.load(Ordering::SeqCst) {
         match listener.accept() {
             Ok((stream, _)) if !stopping.load(Ordering::SeqCst) => {
-                // A caller that is gone or slow is its own problem.
                 let _ = answer(stream, board);
             }
             Ok(_) => return,
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            // Out of file descriptors, most likely: wait for some to be closed instead of spinning.
+            // Probably out of file descriptors: wait for closings instead of spinning.
             Err(_) => std::thread::sleep(Duration::from_millis(200)),
         }
     }
@@ -151,7 +145,6 @@ fn answer(mut stream: TcpStream, board: &Board) -> std::io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Reads up to the empty line that ends the head of a request.
 fn read_request(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let deadline = Instant::now() + REQUEST_PATIENCE;
     let mut request = Vec::new();
@@ -171,7 +164,7 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(request)
 }
 
-/// Whether a request is answered; else the status line of the refusal.
+/// `Err`: the status line of the refusal.
 fn judge(request: &[u8]) -> Result<(), &'static str> {
     const BAD: &str = "400 Bad Request";
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
@@ -187,7 +180,7 @@ fn judge(request: &[u8]) -> Result<(), &'static str> {
         .iter()
         .filter(|h| h.name.eq_ignore_ascii_case("host"))
         .map(|h| std::str::from_utf8(h.value).unwrap_or_default());
-    // Exactly one, as RFC 9112, section 3.2 wants it: of two, each reader would believe another.
+    // Exactly one (RFC 9112, section 3.2): of two, each reader would believe another.
     match (hosts.next(), hosts.next()) {
         (Some(host), None) if is_this_machine(host.trim()) => {}
         _ => return Err("421 Misdirected Request"),
@@ -198,7 +191,7 @@ fn judge(request: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-/// Whether the host of a request, with or without a port, is a loopback address or `localhost`.
+/// Whether the host, with or without a port, is a loopback address or `localhost`.
 fn is_this_machine(host: &str) -> bool {
     if let Ok(address) = host.parse::<SocketAddr>() {
         return address.ip().is_loopback();

@@ -1,8 +1,8 @@
-//! The system calls that every service makes. systemd knows them as groups; a container's profile needs them by name.
+//! The system calls of every service. systemd names them in groups; a container's profile names each.
 
-/// What a unit gets before the rows of the table: groups of systemd (`systemd-analyze syscall-filter`).
+/// Groups of systemd that a unit gets before the rows of the table (`systemd-analyze syscall-filter`).
 pub(super) const GROUPS: &[&str] = &["@system-service"];
-/// What is taken out of them: no part of homeostat makes these calls, or the table names who does.
+/// Removed from the groups: unused by homeostat, or named in the table.
 pub(super) const REMOVED: &[&str] = &[
     "@aio",
     "@ipc",
@@ -17,7 +17,7 @@ pub(super) const REMOVED: &[&str] = &[
     "unshare",
     "userfaultfd",
 ];
-/// What comes back: pipes for the output of programs, and what older releases of systemd leave out of their groups.
+/// Added to the groups: pipes for program output, and calls that older systemd releases lack in their groups.
 pub(super) const ADDED: &[&str] = &[
     "capset",
     "close_range",
@@ -27,7 +27,7 @@ pub(super) const ADDED: &[&str] = &[
     "pipe",
     "pipe2",
 ];
-/// The same by name, on machines with 64 bits. A name that a machine does not have is left out by the container engine.
+/// The same by name, on 64-bit machines. The container engine skips names that a machine lacks.
 pub(super) const NAMES: &str = "\
 accept accept4 access alarm arch_prctl bind brk capget capset chdir chmod chown clock_getres clock_gettime clock_nanosleep clone \
 clone3 close close_range connect copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 \

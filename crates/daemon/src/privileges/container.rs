@@ -1,21 +1,19 @@
-//! The container: the file of its image, the command that runs it, and its filter of system calls.
+//! The container: image file, start command, and system call filter.
 
 use super::calls::NAMES;
 use super::{Need, Privileges, RUN};
 use serde_json::json;
 use std::collections::BTreeSet;
 
-/// Directories of the host that the container shares: what must outlive it, and what others look for.
+/// Host directories shared with the container: state that outlives it, and files for others.
 const SHARED: [&str; 3] = ["/var/lib/homeostat", "/run/homeostat", "/etc/homeostat"];
 
-/// The image's file, with how to build and run it.
 pub(super) fn file(privileges: &Privileges) -> String {
     let given = privileges.given();
     let writes_settings = given
         .iter()
         .any(|need| matches!(need, Need::Write(path) if path.starts_with("/proc/sys")));
-    // In the order of their need: what restores the machine takes the first part alone.
-    // Without new privileges the engine loads the filter last, and its own calls need not pass it.
+    // By need: `restore` takes only the first part. The engine loads the filter last, so its calls need not pass it.
     let mut privileged = vec![
         "--pid=host --cgroupns=host --read-only --security-opt no-new-privileges".to_owned(),
         "--security-opt seccomp=packaging/seccomp.json --security-opt label=disable --security-opt apparmor=unconfined"
@@ -101,19 +99,19 @@ pub(super) fn file(privileges: &Privileges) -> String {
 
 /// Every flag of clone(2) for a new namespace (linux/include/uapi/linux/sched.h): none is needed.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
-/// The kind of namespace that setns(2) is permitted for (CLONE_NEWNET).
+/// The namespace permitted for setns(2) (CLONE_NEWNET).
 const NETWORK_NAMESPACE: u32 = 0x4000_0000;
-/// `ENOSYS`: the C library then takes clone(2), whose flags a filter sees.
+/// `ENOSYS`: the C library falls back to clone(2), whose flags a filter sees.
 const NO_SUCH_CALL: u32 = 38;
 
-/// The filter, as container engines read it: what is not named fails. It forbids what `RestrictNamespaces=net` forbids in the unit.
+/// The seccomp filter: unnamed calls fail. Forbids what the unit's `RestrictNamespaces=net` does.
 pub(super) fn seccomp(privileges: &Privileges) -> String {
     let mut names: BTreeSet<&str> = NAMES.split_ascii_whitespace().collect();
     names.extend(privileges.given().iter().filter_map(|need| match need {
         Need::Call(name) => Some(*name),
         _ => None,
     }));
-    // Every configuration leaves them: a rule on an argument takes the place of the name.
+    // A rule on an argument replaces the name.
     names.retain(|name| !["clone", "clone3", "setns"].contains(name));
     let rules = [
         json!({ "names": names, "action": "SCMP_ACT_ALLOW" }),

@@ -1,10 +1,7 @@
-//! What homeostat needs of the system: one table, from which the systemd unit and the container's files are made.
-//!
-//! A row of [`TABLE`] names a privilege, who needs it, and why. A configuration that switches a strategy off loses the rows
-//! that only this strategy has. Rows of later work say whether its privilege is given now.
-//!
-//! Paths keep faults of homeostat from writing where nothing is to be written. They do not hold a daemon that somebody has
-//! taken over: with `CAP_SYS_PTRACE` it reaches the file system of another process.
+//! The privileges that homeostat needs: one table generates the systemd unit and the container's files. A row of
+//! [`TABLE`] names a privilege, its user and the reason. Switching a strategy off removes the rows that only it has.
+//! Rows of later work say whether their privilege is given now. Path rules stop faults of homeostat, not a hijacked
+//! daemon: `CAP_SYS_PTRACE` reaches another process's file system.
 
 mod calls;
 mod container;
@@ -20,7 +17,6 @@ use std::path::PathBuf;
 
 pub use table::TABLE;
 
-/// How packages and the container image start the daemon.
 const RUN: [&str; 2] = ["run", "--advise-first"];
 
 /// One privilege.
@@ -49,14 +45,14 @@ pub enum Need {
     Socket(&'static str),
 }
 
-/// Who needs it.
+/// The user of the privilege.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The daemon as a process, whatever is switched on.
     Always,
-    /// What is sensed.
+    /// Sensors.
     Sensors,
-    /// What counts useful work.
+    /// Meters of useful work.
     Meters,
     /// These strategies, by id.
     Strategies(&'static [&'static str]),
@@ -70,7 +66,7 @@ pub enum By {
 pub enum Decision {
     /// Given.
     Given,
-    /// Nothing has to be given: another row does, or no privilege stands before it.
+    /// Another row gives it, or no privilege is needed.
     Covered,
     /// Refused until something needs it.
     Withheld,
@@ -81,7 +77,7 @@ pub enum Decision {
 pub struct Row {
     /// The privilege.
     pub need: Need,
-    /// Who needs it.
+    /// The user of the privilege.
     pub by: By,
     /// Whether it is given.
     pub decision: Decision,
@@ -90,7 +86,7 @@ pub struct Row {
 }
 
 impl Need {
-    /// What kind of privilege it is.
+    /// The kind of privilege.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Capability(_) => "capability",
@@ -149,17 +145,14 @@ impl Serialize for Row {
 /// The rows that a configuration leaves.
 #[derive(Clone, Debug, Serialize)]
 pub struct Privileges {
-    /// Version of the JSON.
     schema: u32,
-    /// Strategies that are switched off.
     off: Vec<&'static str>,
-    /// In the order of the table.
     rows: Vec<Row>,
-    /// Directories of the configuration that the unit would not let the daemon write by itself.
+    /// Configured directories that the unit would not make writable by itself.
     directories: Vec<PathBuf>,
 }
 
-/// The directories for state and run files that are not those which the unit makes.
+/// The state and run directories that differ from those the unit makes.
 fn directories(paths: &Paths) -> Vec<PathBuf> {
     let usual = Paths::default();
     [
@@ -214,7 +207,6 @@ impl Privileges {
         &self.off
     }
 
-    /// What is given, each once, in the order of the table.
     fn given(&self) -> Vec<Need> {
         let mut seen = BTreeSet::new();
         self.rows
@@ -224,7 +216,6 @@ impl Privileges {
             .collect()
     }
 
-    /// The rows of one privilege that give it.
     fn reasons(&self, need: Need) -> impl Iterator<Item = &Row> {
         self.rows
             .iter()

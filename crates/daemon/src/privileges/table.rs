@@ -1,7 +1,5 @@
-//! The table: what needs which privilege, with the reason.
-//!
-//! A row without a reason does not exist. `homeostat-daemon`'s test `privileges` compares the rows with the system calls of
-//! `kernel` and the strategies of the registry.
+//! The table of privileges, each with its reason. Every row has a reason. The daemon's test `privileges` compares the
+//! rows with the system calls of `kernel` and the registered strategies.
 
 use super::By::{Always, Later, Meters, Sensors, Strategies};
 use super::Decision::{Covered, Given, Withheld};
@@ -10,7 +8,6 @@ use super::Row;
 
 /// The strategies that place threads, all through the effector `thread_placement`.
 const THREADS: &[&str] = &["cache_affinity", "consolidation", "relocation"];
-/// The strategies that move pages between nodes.
 const PAGES: &[&str] = &["cache_affinity", "consolidation", "memory_affinity", "relocation"];
 const LARGE_PAGES: &[&str] = &["large_pages"];
 const FILE_CACHE: &[&str] = &["file_cache"];
@@ -332,7 +329,7 @@ pub static TABLE: &[Row] = &[
         decision: Given,
         why: "A helper enters a container's network namespace to open a socket in it.",
     },
-    // What later work asks for, decided now.
+    // Privileges of later work, decided now.
     Row {
         need: Call("sched_setscheduler"),
         by: Later("batch work on SCHED_IDLE"),

@@ -3,20 +3,17 @@
 use super::calls::{ADDED, GROUPS, REMOVED};
 use super::{Decision, Need, Privileges, RUN};
 
-/// Where the rows of the table stand in the unit.
 const MARK: &str = "@PRIVILEGES@\n";
 const TEMPLATE: &str = include_str!("homeostat.service.in");
-/// Longest line of a comment.
 const WIDTH: usize = 120;
 
-/// The unit.
 pub(super) fn whole(privileges: &Privileges) -> String {
     TEMPLATE
         .replace("@RUN@", &RUN.join(" "))
         .replace(MARK, &rows(privileges))
 }
 
-/// The settings of the table alone, each emptied first, so that nothing of the shipped unit's stays.
+/// The settings of the table alone. Each is emptied first, so that nothing of the shipped unit stays.
 pub(super) fn drop_in(privileges: &Privileges) -> String {
     let off = match privileges.off.as_slice() {
         [] => "no strategy is switched off".to_owned(),
@@ -41,7 +38,6 @@ pub(super) fn drop_in(privileges: &Privileges) -> String {
     )
 }
 
-/// A setting for each privilege, with its reasons above it.
 fn rows(privileges: &Privileges) -> String {
     let mut out = String::new();
     let given = privileges.given();
@@ -118,7 +114,7 @@ fn rows(privileges: &Privileges) -> String {
     out
 }
 
-/// A path as a unit's list takes it: one word, with nothing that systemd expands.
+/// A path for a unit's list: one word, with nothing that systemd expands.
 fn quoted(path: &str) -> String {
     let escaped = path
         .replace('\\', "\\\\")
@@ -128,7 +124,7 @@ fn quoted(path: &str) -> String {
     format!("\"{escaped}\"")
 }
 
-/// A comment, in lines of at most [`WIDTH`]; lines with a setting stay as they are.
+/// Writes comment lines of at most [`WIDTH`]; lines with a setting stay.
 fn comment(out: &mut String, text: &str) {
     for line in text.lines() {
         let is_setting = line

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use toml::Value;
 
-/// Doc comments are read from the sources that define the fields: which section, which file, which type.
+/// The sources with the fields' doc comments: section, file, type.
 const SOURCES: &[(&str, &str, &str)] = &[
     ("", include_str!("../settings.rs"), "Settings"),
     ("paths", include_str!("../settings.rs"), "Paths"),
@@ -26,7 +26,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Settings whose default is empty and that are best shown by an example: section, example lines.
+/// Empty by default and best shown by an example: section, example lines.
 const EXAMPLES: &[(&str, &[&str])] = &[
     (
         "meters.configured",
@@ -57,7 +57,6 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("policy.settings", &["large_pages = { gain_min = 0.03 }"]),
 ];
 
-/// One setting.
 struct Leaf {
     section: String,
     name: String,
@@ -75,7 +74,6 @@ impl Leaf {
     }
 }
 
-/// The doc comments of the fields of a struct, by field.
 fn field_docs(source: &str, type_name: &str) -> BTreeMap<String, String> {
     let mut docs = BTreeMap::new();
     let opening = format!("pub struct {type_name} {{");
@@ -95,7 +93,7 @@ fn field_docs(source: &str, type_name: &str) -> BTreeMap<String, String> {
             }
             doc.push_str(text.trim());
         } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
-            // Links between doc comments mean nothing to an operator.
+            // Operators need no links between doc comments.
             let plain = std::mem::take(&mut doc).replace("[`", "`").replace("`]", "`");
             docs.insert(field.0.to_owned(), plain);
         }
@@ -147,7 +145,6 @@ fn collect(table: &toml::Table, section: &str, docs: &BTreeMap<String, String>, 
     }
 }
 
-/// The names of all settings, with dots.
 pub(super) fn keys() -> Vec<String> {
     let mut keys: Vec<String> = leaves().iter().map(Leaf::key).collect();
     keys.extend(EXAMPLES.iter().map(|(section, _)| (*section).to_owned()));
@@ -156,7 +153,6 @@ pub(super) fn keys() -> Vec<String> {
     keys
 }
 
-/// The default of a setting, as TOML.
 pub(super) fn default_of(key: &str) -> Option<String> {
     leaves()
         .into_iter()
@@ -164,7 +160,6 @@ pub(super) fn default_of(key: &str) -> Option<String> {
         .map(|l| l.default.to_string())
 }
 
-/// A line that is right for that setting.
 pub(super) fn example(key: &str) -> Option<String> {
     if let Some(leaf) = leaves().into_iter().find(|l| l.key() == key) {
         return Some(format!("{} = {}", leaf.name, leaf.default));
@@ -183,7 +178,6 @@ pub(super) fn example(key: &str) -> Option<String> {
     }
 }
 
-/// Sections in the order in which people meet them.
 fn sections(leaves: &[Leaf]) -> Vec<String> {
     let mut order: Vec<String> = SECTIONS.map(str::to_owned).to_vec();
     for leaf in leaves {
@@ -262,7 +256,7 @@ pub fn of_strategies() -> Vec<&'static Setting> {
 pub struct Section {
     /// Its header, with brackets.
     pub header: String,
-    /// What it is for; may hold code between back quotes, as all texts here.
+    /// Its purpose; may hold code between back quotes, as all texts here.
     pub meaning: String,
     /// Its settings; none where an example says more.
     pub settings: Vec<SettingText>,
@@ -277,11 +271,11 @@ pub struct SettingText {
     pub name: String,
     /// Its default, as TOML.
     pub default: String,
-    /// What it does.
+    /// Its effect.
     pub meaning: String,
 }
 
-/// Every section with its settings: what the page of the book and the manual page are made of.
+/// Every section with its settings: source of the documentation and the manual page.
 pub fn reference() -> Vec<Section> {
     let leaves = leaves();
     let docs = docs();
@@ -316,7 +310,7 @@ pub fn reference() -> Vec<Section> {
     all
 }
 
-/// What the reference begins with.
+/// The beginning of the reference.
 pub fn introduction() -> String {
     format!(
         "homeostat works without a configuration file. If there is one it is `{}`; files in\n\
@@ -330,7 +324,7 @@ pub fn introduction() -> String {
     )
 }
 
-/// The reference as a page of the book.
+/// The reference as a page of the documentation.
 pub fn markdown() -> String {
     let mut out = String::from("# Configuration\n\n");
     out.push_str("<!-- Made by `homeostat config default --markdown` from the source; a test keeps it in step. -->\n\n");

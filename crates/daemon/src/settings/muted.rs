@@ -1,4 +1,4 @@
-//! Advice that nobody wants to see again: a drop-in of its own, so that a person sees it and can take it back by hand.
+//! Muted advice, in a drop-in of its own, so that a person sees it and can edit it.
 
 use super::{MAIN_FILE, SettingsErrors, Sources, load};
 use rustix::fs::FlockOperation;
@@ -6,22 +6,22 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Longest id in bytes: those of strategies have a topic and the name of a workload.
+/// Longest id in bytes: a topic and a workload's name.
 const ID_BYTES_MAX: usize = 400;
 
-/// Name of the drop-in; the last in the order of names, so that no other one hides it.
+/// Name of the drop-in: last in order, so that none overrides it.
 const FILE: &str = "zz-muted-advice.toml";
 
 /// Why advice could not be muted. The configuration is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum MuteError {
-    /// The configuration can not be read as it is.
+    /// The configuration cannot be read as it is.
     #[error(transparent)]
     Configuration(#[from] SettingsErrors),
-    /// The drop-in can not be written.
+    /// The drop-in cannot be written.
     #[error("{}: cannot be written: {source}\n  hint: as root; or write policy.muted_advice into your configuration by hand", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -34,7 +34,7 @@ pub enum MuteError {
     /// No advice has that name.
     #[error("there is no advice {id:?}\n  hint: known are {}", known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The requested id.
         id: String,
         /// Advice of now, what is muted, and the kinds that there are.
         known: Vec<String>,
@@ -45,9 +45,9 @@ pub enum MuteError {
     /// It is not muted.
     #[error("{id:?} is not muted{}", if .muted.is_empty() { "; nothing is".to_owned() } else { format!("; muted: {}", .muted.join(", ")) })]
     NotMuted {
-        /// What was asked for.
+        /// The requested id.
         id: String,
-        /// What is muted.
+        /// The muted ids.
         muted: Vec<String>,
     },
 }
@@ -55,12 +55,12 @@ pub enum MuteError {
 /// The ids that are muted.
 ///
 /// # Errors
-/// The configuration can not be read.
+/// The configuration cannot be read.
 pub fn muted(sources: &Sources) -> Result<Vec<String>, MuteError> {
     Ok(load(sources)?.settings.policy.muted_advice)
 }
 
-/// The kinds of advice: whole ids, and beginnings that a name of a workload follows. A test finds each in the source that gives it.
+/// The kinds of advice: ids, or prefixes of a workload's name. A test finds each in its source.
 const KINDS: [(&str, bool); 6] = [
     ("file_cache/reader/", true),
     ("large_pages/enabled-never", false),
@@ -70,7 +70,7 @@ const KINDS: [(&str, bool); 6] = [
     ("prefetch/counters", false),
 ];
 
-/// Whether there can be advice of that name, also where there is none now.
+/// Whether such advice can exist, even if there is none now.
 fn is_of_a_kind(id: &str) -> bool {
     KINDS
         .iter()
@@ -80,7 +80,7 @@ fn is_of_a_kind(id: &str) -> bool {
         })
 }
 
-/// Mutes an id, or lets it speak again. Returns the drop-in. `shown`: the advice of a daemon that runs.
+/// Mutes or unmutes an id. Returns the drop-in. `shown`: the advice of a running daemon.
 ///
 /// # Errors
 /// [`MuteError`].
@@ -94,7 +94,7 @@ pub fn set_muted(sources: &Sources, id: &str, mute: bool, shown: &[String]) -> R
         path: path.clone(),
         source,
     };
-    // Whoever does the same at this moment waits: of two lists, one would be lost.
+    // Concurrent callers wait: otherwise one of two lists is lost.
     let _lock = lock(&path).map_err(failed)?;
     let mut ids = muted(sources)?;
     let was = ids.iter().any(|known| known == id);
@@ -128,7 +128,7 @@ pub fn set_muted(sources: &Sources, id: &str, mute: bool, shown: &[String]) -> R
     Ok(path)
 }
 
-/// The lock of the directory of drop-ins, which is made if it is not there; given back when dropped.
+/// Locks the directory of drop-ins, created if needed, until dropped.
 fn lock(path: &Path) -> io::Result<File> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(directory)?;
@@ -148,7 +148,7 @@ fn text(ids: &[String]) -> String {
     text
 }
 
-/// Whole or not at all: a daemon that reads the configuration meanwhile must not meet half a file.
+/// Writes atomically: a daemon that reads the configuration must not find half a file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;

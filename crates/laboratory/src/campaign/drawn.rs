@@ -15,10 +15,9 @@ use homeostat_simulator::world::{PersonChange, Settings, World, WorldError, Worl
 use homeostat_statistics::simulation::Random;
 use std::collections::BTreeSet;
 
-/// A simulated machine drawn from a seed: a small layout, one to four programs that rest most of the day.
+/// A simulated machine drawn from a seed: a small layout with one to four programs that rest most of the day.
 pub struct Drawn {
     platform: SimPlatform,
-    /// Workloads that may be interfered with.
     names: Vec<String>,
     cpus: u32,
     nodes: u32,
@@ -26,9 +25,9 @@ pub struct Drawn {
     bound: Option<String>,
 }
 
-/// Layouts of a campaign: small ones, so that a turn is cheap, and of every kind.
+/// Layouts of a campaign: small for speed, and of every kind.
 const LAYOUTS: &[&str] = &["small-2n", "small-1n", "x86-2s", "epyc-8llc", "power750-16"];
-/// Profiles of a campaign: one that gains by being placed, by memory, by large pages, and some that gain nothing.
+/// Profiles of a campaign: gains from placement, from memory, from large pages, and some without gains.
 const PROFILES: &[&str] = &[
     "oltp",
     "specjbb",
@@ -47,7 +46,7 @@ impl Drawn {
     /// The machine of a seed.
     ///
     /// # Errors
-    /// A layout or profile of the lists above is not known (a test shows that all are).
+    /// A layout or profile of the lists above is unknown (a test shows that all are known).
     pub fn new(seed: u64) -> Result<Self, WorldError> {
         Self::with_signals(seed, false)
     }
@@ -78,7 +77,7 @@ impl Drawn {
                 name: format!("{profile}-{index}"),
                 profile: profile.to_owned(),
                 threads,
-                // Four of them fit on one node, with room for what forks.
+                // Four of them fit on one node, with room for forks.
                 private_mib: (256 << (random.next_u64() % 4)).min(smallest / 8),
                 // A third of the programs have all their memory on one node, where it may be wrong.
                 memory_on: if random.next_u64() % 3 == 0 {
@@ -90,7 +89,7 @@ impl Drawn {
                 },
                 skew: 1.0 + random.uniform() * 2.0,
                 sparse: among(&mut random, &[0.0, 0.0, 0.3]),
-                // Long rests, so that most simulated hours are cheap ones.
+                // Long rests, so that most simulated hours are cheap.
                 modulation: Modulation::Bursty {
                     low: 0.0005,
                     on_s: 3600.0 * (0.5 + random.uniform() * 1.5),
@@ -143,7 +142,7 @@ impl Drawn {
         (from..(from + n).min(self.cpus)).collect()
     }
 
-    /// A setting that homeostat may have changed, too.
+    /// A setting that homeostat may also have changed.
     fn a_persons(&self, program: String, node: u32, random: &mut Random) -> PersonChange {
         match random.next_u64() % 8 {
             0 | 1 => PersonChange::BindThreads {
@@ -180,13 +179,12 @@ impl Drawn {
 
     fn person(&self, change: PersonChange) -> Option<String> {
         let text = change.to_string();
-        // What cannot be (the last CPU, memory that does not fit) does not happen.
+        // Impossible changes (the last CPU, memory that does not fit) do not happen.
         self.platform.person(change).is_ok().then_some(text)
     }
 }
 
-/// The settings of a simulated machine as a picture. What is set on a program carries the start of its main process:
-/// another one was never touched.
+/// A machine's settings as a picture. Program settings carry the main process's start: a new process is untouched.
 fn picture_of(settings: &Settings, cpu_count: u32, node_count: u32) -> Picture {
     let mut out = Picture::new();
     let whose = |name: &str| {
@@ -280,7 +278,7 @@ impl Subject for Drawn {
         })
     }
     fn restarted(&mut self) {
-        // A new process of the daemon knows nothing of the effectors of the one before.
+        // A new daemon process knows nothing of the earlier effectors.
         self.platform = self.platform.fresh();
     }
 
@@ -330,7 +328,7 @@ impl Subject for Drawn {
             PersonChange::BindThreads { program, .. } => Some(program.clone()),
             _ => None,
         };
-        // Taking a node away moves what lies there, ours and theirs alike, by the hand of an administrator.
+        // An administrator who takes a node away moves all its memory, also what homeostat moved.
         let person = matches!(kind, Kind::PersonChanges | Kind::OtherTuner | Kind::NodeOffline);
         Some((self.person(change)?, person))
     }
@@ -354,7 +352,7 @@ impl Subject for Drawn {
     }
 }
 
-/// Settings of a life: short enough for many trials, and every budget drawn.
+/// Settings of a life: short enough for many trials, with all budgets drawn.
 pub(super) fn settings(random: &mut Random) -> Policy {
     let among = |random: &mut Random, list: &[f64]| pick(random, list).copied().unwrap_or(60.0);
     Policy {
@@ -375,7 +373,7 @@ pub(super) fn settings(random: &mut Random) -> Policy {
     }
 }
 
-/// What an operator may write into the configuration of a running daemon.
+/// A change of a running daemon's configuration by an operator.
 pub(super) fn reconfigured(policy: &Policy, random: &mut Random) -> Policy {
     let mut policy = Policy {
         seed: policy.seed,

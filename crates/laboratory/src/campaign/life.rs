@@ -21,32 +21,28 @@ use homeostat_store::journal::{self, JOURNAL_FILE, Journal, JournalOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-/// What happens at a random or a fixed time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// A fault of this kind, again and again at random times.
     Fault(Kind),
-    /// The end of a pause.
     Resume,
     /// CPUs and nodes come back.
     Heal,
-    /// The daemon sees that CPUs or nodes have come or gone, and looks at the machine again.
+    /// The daemon sees a change of CPUs or nodes and probes again.
     Look,
 }
 
 type Loop<S> =
     Runtime<Faulty<<S as Subject>::Platform, <S as Subject>::Clock>, FaultyClock<<S as Subject>::Clock>>;
 
-/// The same machine, on which the same happens, and nobody optimises.
+/// The same machine with the same disturbances, left alone.
 struct Beside<S> {
     alone: S,
-    /// When the two were last compared.
     compared: Nanoseconds,
-    /// By how many tenths each program was slower then.
+    /// Tenths by which each program was slower then.
     slower: BTreeMap<String, u32>,
 }
 
-/// What was counted.
 #[derive(Default)]
 struct Counted {
     turns: u64,
@@ -54,16 +50,14 @@ struct Counted {
     verdicts: BTreeMap<u64, Verdict>,
 }
 
-/// What was looked at last.
 #[derive(Default)]
 struct Looked {
     checked: Nanoseconds,
     heard: Nanoseconds,
-    /// What was owed on disk after so many steps of the journal.
+    /// Actions owed on disk after this many steps of the journal.
     read: Option<(u64, BTreeMap<ActionId, UndoRecord>)>,
 }
 
-/// One life while it is lived.
 pub(super) struct Run<S: Subject> {
     seed: u64,
     hours: f64,
@@ -83,13 +77,13 @@ pub(super) struct Run<S: Subject> {
     looked: Looked,
     stopping: bool,
     finished: bool,
-    /// No life is longer: beyond it somebody slept for ever.
+    /// Longest life: beyond it something slept for ever.
     horizon: Nanoseconds,
 }
 
-/// A life that is this much longer than asked for slept for ever somewhere.
+/// Extra time after which a life counts as sleeping for ever.
 const HORIZON: Nanoseconds = Nanoseconds::from_secs(14 * 86_400);
-/// Tries to start the daemon before that counts as a failure, in the quiet half.
+/// Failed starts of the daemon that count as a failure in the quiet half.
 const STARTS_MAX: u32 = 50;
 
 impl<S: Subject> Run<S> {
@@ -183,7 +177,7 @@ impl<S: Subject> Run<S> {
 
     fn run_until(&mut self, end: Nanoseconds) -> io::Result<()> {
         while self.clock.now() < end && !self.finished {
-            // The first violation says most; what follows is often its consequence.
+            // The first violation says most; later ones are often its consequences.
             if self.clock.now() > self.horizon || !self.checkers.found().is_empty() {
                 return Ok(());
             }
@@ -229,12 +223,11 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// Opens journal and history and starts the loop, as the daemon does.
     fn start(&mut self) -> Result<(), String> {
         let directory = self.faults.directory();
         let options = JournalOptions {
             fault: Some(self.faults.journal_hook()),
-            // Small, so that compaction is under test, too.
+            // Small, to test compaction too.
             compact_bytes: Some(32 * 1024),
         };
         let (journal, recovered) = Journal::open(&directory, options).map_err(|e| e.to_string())?;
@@ -277,7 +270,6 @@ impl<S: Subject> Run<S> {
         )
     }
 
-    /// After a crash, an orderly stop, or at the very beginning.
     fn start_again(&mut self) -> io::Result<()> {
         let first = self.counted.turns == 0 && self.counted.crashes == 0;
         self.runtime = None;
@@ -299,7 +291,7 @@ impl<S: Subject> Run<S> {
         }
         for _ in 0..STARTS_MAX {
             if self.faults.dead() {
-                // Killed again while it recovered.
+                // Killed again during recovery.
                 return Ok(());
             }
             match self.start() {
@@ -323,7 +315,7 @@ impl<S: Subject> Run<S> {
         text.replace(&self.faults.directory().display().to_string(), "STATE")
     }
 
-    /// `homeostat restore`: the journal and the effectors, nothing else.
+    /// As `homeostat restore`: journal and effectors only.
     fn restore_by_hand(&mut self) {
         let options = JournalOptions {
             fault: Some(self.faults.journal_hook()),
@@ -368,7 +360,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// A copy of the journal damaged at any byte: it must open, and must not invent anything.
+    /// Opens a copy of the journal damaged at any byte: it must open, and must invent nothing.
     fn any_byte(&mut self) -> io::Result<()> {
         let directory = self.faults.directory();
         let Ok(truth) = journal::read(&directory) else {
@@ -425,7 +417,6 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// CPUs and nodes come back, on both machines.
     fn heal(&mut self) {
         self.compare(self.clock.now());
         self.faults.note(Hand::Machine, (self.picture)());
@@ -434,7 +425,7 @@ impl<S: Subject> Run<S> {
         self.faults.note(Hand::Machine, (self.picture)());
     }
 
-    /// As the daemon does some seconds after CPUs or nodes have come or gone; what it cannot read then it reads later.
+    /// Probes again some seconds after CPUs or nodes change, as the daemon does. Unreadable parts are read later.
     fn look_again(&mut self) {
         match self.faulty().machine() {
             Ok(machine) => self.ask(OperatorRequest::Machine(Box::new(machine))),
@@ -455,7 +446,7 @@ impl<S: Subject> Run<S> {
             Kind::SensorOutage => {
                 let length = minutes(&mut self.random, 20.0);
                 self.faults.sensors_out(now + length);
-                // The mind hears of time by samples only: blind, it does not count it (open).
+                // The engine learns the time only from samples, so blind time does not count (open).
                 self.checkers.slept(length);
             }
             Kind::EffectorOutage => {
@@ -471,7 +462,7 @@ impl<S: Subject> Run<S> {
                 self.compare(now);
                 self.subject.advance_to(now + gap);
                 self.beside.alone.advance_to(now + gap);
-                // Nobody can watch anything while the loop stands still: what is lost then is counted against nobody.
+                // The loop stands still, so nobody can watch: losses in that time count against nobody.
                 self.beside.compared = now + gap;
                 self.checkers.slept(gap);
             }
@@ -505,7 +496,6 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// What an operator does.
     fn operate(&mut self, kind: Kind) {
         match kind {
             Kind::Pause => {
@@ -519,7 +509,7 @@ impl<S: Subject> Run<S> {
                     .as_ref()
                     .map(|r| r.view().in_force.iter().map(|c| c.action).collect())
                     .unwrap_or_default();
-                // Sometimes a number that never was.
+                // Sometimes a number that never existed.
                 let id = match pick(&mut self.random, &ids) {
                     Some(id) => *id,
                     None => ActionId(self.random.next_u64() % 10),
@@ -538,13 +528,13 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Something happens on the machine, and the same on the one left alone. False where there was nothing to do it to.
+    /// Disturbs both machines alike. False without a target.
     fn disturb(&mut self, kind: Kind) -> bool {
         let now = self.clock.now();
         let mut done = true;
         self.compare(now);
         self.faults.note(Hand::Machine, (self.picture)());
-        // The same befalls the machine left alone.
+        // The same happens to the machine left alone.
         let mut again = self.random.clone();
         let _ = self.beside.alone.disturb(kind, &mut again);
         match self.subject.disturb(kind, &mut self.random) {
@@ -558,7 +548,7 @@ impl<S: Subject> Run<S> {
             }
             None => {
                 done = false;
-                // A node that could not be drained to the end was drained in part, by the same hand.
+                // A node that could not be drained in full was drained in part, by the same administrator.
                 if kind == Kind::NodeOffline {
                     self.faults.note(Hand::Person, (self.picture)());
                 }
@@ -572,14 +562,14 @@ impl<S: Subject> Run<S> {
         done
     }
 
-    /// SIGTERM and a start later.
+    /// SIGTERM and a later start.
     fn orderly_restart(&mut self, keep: bool) -> io::Result<()> {
         if self.runtime.is_none() || self.stopping {
             return Ok(());
         }
         self.stopping = true;
         self.ask(OperatorRequest::Stop { keep });
-        // A supervisor waits so long and then kills.
+        // A supervisor waits this long and then kills.
         let end = self.clock.now() + Nanoseconds::from_secs(90);
         self.run_until(end)?;
         if self.runtime.is_some() && !self.finished && !self.faults.dead() {
@@ -595,7 +585,6 @@ impl<S: Subject> Run<S> {
     }
 }
 
-/// A time of so many minutes on average.
 fn minutes(random: &mut Random, mean: f64) -> Nanoseconds {
     Nanoseconds::from_secs_f64(random.exponential() * mean * 60.0)
 }

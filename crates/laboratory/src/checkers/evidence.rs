@@ -1,22 +1,21 @@
-//! What the seam, the journal on disk and the world show of one change. The verdicts of the code under test play no part.
+//! Evidence about one change from the seam, the journal and the world, without verdicts of the code under test.
 //!
-//! A change counts as *proven* when it followed coins: blocks whose coin was on disk before, of both faces, and the change
-//! was driven to where each coin fell. A part of a rollout counts when coins of several stages were on disk, and a part that
-//! followed a tried one when that one is proven. Whether the change *helps* is asked of the world itself: how fast every
-//! program is, without noise, and how fast it would be if this change alone were taken back.
+//! A change is *proven* when it followed random assignments (coins): blocks of both faces whose coin was on disk
+//! before, with the change driven to each. A part of a rollout counts with coins of several stages on disk, a part that
+//! followed a tried one with that one. Whether the change *helps*, the world tells: every program's speed without
+//! noise, now and with this change alone undone.
 
 use homeostat_model::{ActionId, Direction, EffectorId, ExperimentId, Nanoseconds, WorkloadId};
 use homeostat_store::journal::Coin;
 use std::collections::BTreeMap;
 
-/// Blocks that a change must have followed before it counts as tried. The test needs more than that for any proof (a
-/// stake at most doubles with a block, and no try is judged above the level one half).
+/// Blocks that a change must have followed to count as tried. A proof needs more: a stake at most doubles per block,
+/// and no try is judged above level one half.
 const COINS_MIN: u32 = 4;
-/// One coin in so many may have fallen otherwise than the change was driven: the block that a fault cut short.
+/// One assignment in this many may contradict the change: a fault cut its block short.
 const AGAINST_ONE_IN: u32 = 4;
-/// Blocks of a rollout's stage in the journal.
 const BLOCKS_PER_STAGE: u32 = 16;
-/// Words with which a further part names the part that was tried.
+/// Words with which a further part names the tried part.
 const LED_BY: &str = "on the evidence of action ";
 
 /// How fast a program is, without noise.
@@ -33,7 +32,7 @@ pub struct Speed {
 /// Speeds of all programs that run, by workload.
 pub type Speeds = BTreeMap<String, Speed>;
 
-/// The true relative effect of a change on its own program, in both measures that may judge it; 0.05 = +5 %.
+/// The true relative effect of a change on its program, in both measures that may judge it; 0.05 = +5 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gain {
     /// On work per second.
@@ -43,7 +42,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// What a program gains that has `with` instead of `without`; `None` when it does nothing.
+    /// A program's gain of `with` over `without`; `None` when it does nothing.
     pub fn of(with: &Speed, without: &Speed) -> Option<Self> {
         let relative = |a: f64, b: f64| {
             (a > 0.0 && b > 0.0)
@@ -62,19 +61,18 @@ impl Gain {
     }
 }
 
-/// Coins of one experiment as they appeared on disk.
+/// Random assignments of one experiment, as they appeared on disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Coins {
     /// The last block, and its face.
     last: Option<(u32, bool)>,
-    /// When the first appeared.
     first: Nanoseconds,
-    /// Stages, when each coin began a new one: it is a rollout.
+    /// Number of stages, if each assignment began a new one: a rollout.
     stages: Option<u32>,
 }
 
 impl Coins {
-    /// Takes the next coin. Returns the face of the one before.
+    /// Takes the next one. Returns the face of the one before.
     pub(super) fn take(&mut self, coin: &Coin, at: Nanoseconds) -> Option<bool> {
         let stage = coin.block / BLOCKS_PER_STAGE;
         match self.last {
@@ -90,7 +88,6 @@ impl Coins {
         self.last.replace((coin.block, coin.on)).map(|(_, face)| face)
     }
 
-    /// Whether this coin is new.
     pub(super) fn is_new(&self, coin: &Coin) -> bool {
         self.last.is_none_or(|(block, _)| coin.block > block)
     }
@@ -101,7 +98,7 @@ impl Coins {
     }
 }
 
-/// How a change followed the coins of one experiment.
+/// How a change followed the assignments of one experiment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Followed {
     on: u32,
@@ -116,45 +113,36 @@ impl Followed {
     }
 }
 
-/// What is known of an action from the calls at the seam, the coins on disk and the world.
+/// Facts about an action from the calls at the seam, the assignments on disk and the world.
 #[derive(Clone, Debug)]
 pub(super) struct Acted {
     pub(super) workload: WorkloadId,
     pub(super) effector: EffectorId,
-    /// Some slice of it reached the machine and no undo has ended since.
+    /// A slice of it reached the machine, and no undo has ended since.
     pub(super) on: bool,
-    /// It was done at least once.
     pub(super) done: bool,
-    /// The last direction that it was driven in.
     pub(super) direction: Direction,
-    /// When it first reached the machine; moved on by the time in which everything stood still.
+    /// First time on the machine; standstills shift it.
     pub(super) first: Option<Nanoseconds>,
-    /// Since when it is off after it was on.
     pub(super) off_since: Option<Nanoseconds>,
-    /// Times that it was taken back and made again.
+    /// Times that it was undone and made again.
     pub(super) rounds: u32,
-    /// Since when no mind knows of it and nobody tries to take it back.
+    /// Since when no engine knows of it or tries to undo it.
     pub(super) orphan_since: Option<Nanoseconds>,
-    /// The tried part that it follows, as its sentence says.
+    /// The tried part that it follows, by its sentence.
     pub(super) leader: Option<ActionId>,
     followed: BTreeMap<ExperimentId, Followed>,
-    /// It was tried, once and for all.
     proven: bool,
-    /// The experiment whose coins it followed: what followed the same coins is one change with it.
+    /// The experiment whose assignments it followed: all followers are one change.
     pub(super) tried_by: Option<ExperimentId>,
-    /// When it was first found to be kept.
     pub(super) kept_since: Option<Nanoseconds>,
-    /// Its true gain at the last look.
     pub(super) gain: Option<Gain>,
-    /// Probes since it is kept, and for how long it was off in them.
+    /// Probes since it is kept, and their off time.
     pub(super) probed: (u32, Nanoseconds),
-    /// Its true gain was counted when it was kept.
     pub(super) counted: bool,
-    /// When its true gain was last asked for, and whether it was at all.
     pub(super) looked: Option<Nanoseconds>,
-    /// While it is found to do harm: the probes made meanwhile, and its rounds at the last look.
+    /// While harmful: the probes meanwhile, and its rounds at the last check.
     pub(super) harms: Option<(u32, u32)>,
-    /// It was counted as harm that stood.
     pub(super) stood: bool,
 }
 
@@ -188,12 +176,11 @@ impl Acted {
         }
     }
 
-    /// Whether it was found to be kept.
     pub(super) fn kept(&self) -> bool {
         self.kept_since.is_some()
     }
 
-    /// Share of the work of its program that its probes cost since it is kept, by its true gain.
+    /// Share of its program's work that its probes cost since it is kept, by its true gain.
     pub(super) fn probe_cost(&self, at: Nanoseconds) -> f64 {
         let gain = self.gain.map_or(0.0, |g| g.best().max(0.0));
         let kept = self.kept_since.map_or(0.0, |since| (at - since).as_secs_f64());
@@ -204,7 +191,7 @@ impl Acted {
         self.effector.as_str() == "placebo"
     }
 
-    /// A block of that experiment ended whose coin had this face.
+    /// A block of that experiment with this face has ended.
     pub(super) fn follow(&mut self, experiment: ExperimentId, face: bool) {
         if self.proven || self.first.is_none() {
             return;
@@ -223,7 +210,7 @@ impl Acted {
         }
     }
 
-    /// Coins of rollouts on disk count for the parts that were made under them.
+    /// Assignments of rollouts on disk count for the parts made under them.
     pub(super) fn roll_out(&mut self, experiment: ExperimentId, coins: &Coins) {
         if let Some(first) = self.first {
             if !self.proven && coins.is_rollout_before(first) {
@@ -233,7 +220,6 @@ impl Acted {
         }
     }
 
-    /// Whether it was tried itself.
     pub(super) fn tried(&self) -> bool {
         self.proven
     }

@@ -1,4 +1,4 @@
-//! Attributes every change of the machine's settings, and so knows how the machine would look untouched.
+//! Attributes changes of the machine's settings, and so knows the untouched picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +27,7 @@ const FREE: [&str; 2] = ["all", "on"];
 /// Everything that an effector or a person can change, by name.
 pub type Picture = BTreeMap<String, Value>;
 
-/// Who changed the machine between two pictures.
+/// The author of a change between two pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hand {
     /// A program or the kernel.
@@ -38,25 +38,23 @@ pub enum Hand {
     Ours,
 }
 
-/// Attributes every change of the machine's settings, and so knows how the machine would look untouched.
+/// Attributes every change of settings, and keeps the picture of the machine as if untouched.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     last: Picture,
     untouched: Picture,
     /// Settings (not amounts) that a person wrote while ours was in force.
     persons: BTreeMap<String, Value>,
-    /// Amounts that a person moved while something of ours was owed: whose page it was is not to be told from amounts
-    /// (pages that an administrator drained from a node look like ours, and go back with ours). Not compared until
-    /// nothing is owed any more; then they are as they are.
+    /// Amounts that a person moved while we owed something. Amounts do not show whose page moved: pages drained from a
+    /// node look like ours and go back with them. Not compared until nothing is owed; then they are as they are.
     disputed: BTreeSet<String>,
 }
 
-/// The part of a name that all amounts of one program have in common.
+/// The part of a name shared by all amounts of one program.
 fn family(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(family, _)| family)
 }
 
-/// The value of a name, absent amounts being zero.
 fn amount(value: Option<&Value>) -> Option<i128> {
     match value {
         None => Some(0),
@@ -65,7 +63,7 @@ fn amount(value: Option<&Value>) -> Option<i128> {
     }
 }
 
-/// Whether two values are the same picture; an absent amount is zero.
+/// Whether two values are equal; an absent amount is zero.
 fn same(a: Option<&Value>, b: Option<&Value>) -> bool {
     a == b || matches!((amount(a), amount(b)), (Some(x), Some(y)) if x == y && (a.is_some() || b.is_some()))
 }
@@ -81,8 +79,7 @@ impl Ledger {
         }
     }
 
-    /// Takes note of what `hand` changed since the last picture. Returns the settings of a person that were
-    /// overwritten by us: name, the person's value, ours.
+    /// Records the changes of `hand`. Returns a person's settings that we overwrote: name, their value, ours.
     pub fn note(&mut self, hand: Hand, now: Picture) -> Vec<(String, Value, Option<Value>)> {
         let mut overwritten = Vec::new();
         if now == self.last {
@@ -112,7 +109,7 @@ impl Ledger {
                         _ => None,
                     };
                     match (change, amount(self.untouched.get(name)), after) {
-                        // What a program gives up is given up from what it would have had, too.
+                        // What a program gives up leaves its untouched amount, too.
                         (Some(_), Some(_), None) => {
                             self.untouched.remove(name);
                         }
@@ -125,8 +122,7 @@ impl Ledger {
                             self.persons.remove(name);
                         }
                         (_, _, Some(value)) => {
-                            // The kernel changes a mask that we set (a CPU went away): what it would have made of
-                            // the untouched one is not known from this, and the undo writes the untouched one.
+                            // The kernel changes our mask (a CPU went). The untouched mask stays as the undo writes it.
                             if hand == Hand::Person || !ours {
                                 self.untouched.insert(name.clone(), value.clone());
                             }
@@ -146,8 +142,7 @@ impl Ledger {
         overwritten
     }
 
-    /// A person wrote this setting, as it stands in the last picture: from now on it is theirs, also when it is what we had
-    /// set, which no picture shows.
+    /// A person wrote this setting, as in the last picture: it is theirs, even if it equals ours.
     pub fn chosen(&mut self, name: &str) {
         if let Some(value @ Value::Setting(text)) = self.last.get(name) {
             if !FREE.contains(&text.as_str()) {
@@ -157,7 +152,7 @@ impl Ledger {
         }
     }
 
-    /// What differs now from the untouched picture: name, untouched, found.
+    /// Differences from the untouched picture: name, untouched, found.
     pub fn ours(&self) -> Vec<(String, Option<Value>, Option<Value>)> {
         let names: BTreeSet<&String> = self.last.keys().chain(self.untouched.keys()).collect();
         names

@@ -1,25 +1,24 @@
-//! What the world shows of the changes: whether they help, and what all of them cost.
+//! The world's facts about the changes: whether they help, and their total cost.
 
 use super::{Checkers, DAY, Gain, HARM, Invariant, LOOK_EVERY, PROBES_OF_HARM_MAX, Speeds, WORKS_FROM};
 use homeostat_model::{ActionId, Direction, Nanoseconds};
 
-/// What the world showed of the changes that were tried, in one life or in many.
+/// The world's facts about the tried changes, in one life or in many.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Truth {
     /// Changes whose true effect on their own program was seen while they were tried.
     pub tried: u64,
-    /// Of those, changes that truly gained nothing, by work per second and by work per CPU second.
+    /// Of these, changes without a true gain in work per second and per CPU second.
     pub nulls: u64,
     /// Changes that were kept and whose true effect was seen then.
     pub kept: u64,
-    /// Of those, changes that truly gained nothing.
+    /// Of these, changes without a true gain.
     pub kept_for_nothing: u64,
     /// Times that a kept change was taken back and made again.
     pub probes: u64,
-    /// Most that at least ten probes of a kept change cost, as a share of the work of its program since it was kept.
+    /// Largest cost of at least ten probes of a kept change, as a share of its program's work since then.
     pub probe_cost_max: f64,
-    /// Kept changes that truly cost their program 5 % or more and stood after so many probes that the guard should have
-    /// ended them.
+    /// Kept changes that cost their program 5 % or more and outlasted the probes that should have ended them.
     pub harm_stood: u64,
     /// Work lost against the same machine left alone, in seconds of one program that works.
     pub lost_s: f64,
@@ -59,14 +58,14 @@ impl Checkers {
             .collect()
     }
 
-    /// What the world says of the gain of a change that is on.
+    /// The world's gain of a change that is on.
     pub fn judged(&mut self, at: Nanoseconds, id: ActionId, gain: Gain) {
         let leaders = self.acted.get(&id).is_some_and(|a| a.leader.is_none());
         let Some(acted) = self.acted.get_mut(&id) else {
             return;
         };
         let nothing = u64::from(gain.best() <= 0.0);
-        // Each counts once when it is tried and once when it is kept; further parts rest on the one that was tried.
+        // Each counts once when tried and once when kept. Further parts rest on the tried one.
         if leaders && acted.looked.is_none() {
             self.truth.tried += 1;
             self.truth.nulls += nothing;
@@ -82,7 +81,7 @@ impl Checkers {
             acted.harms = None;
             return;
         }
-        // Probes made while its program rests can show nothing.
+        // Probes of a resting program show nothing.
         let (before, rounds) = acted.harms.unwrap_or((0, acted.rounds));
         let probes = before + if worked { acted.rounds - rounds } else { 0 };
         acted.harms = Some((probes, acted.rounds));
@@ -101,9 +100,9 @@ impl Checkers {
         }
     }
 
-    /// For `length` until now programs ran like this, and would have run like that on the machine left alone. `touched`: an
-    /// undo is owed. While none is, the machine is as it would be untouched, which is checked by itself: what differs then
-    /// comes from what befell the two at different moments of their lives, and is nobody's harm.
+    /// For `length` until now programs ran at these speeds, and would have run at those on the machine left alone.
+    /// `touched`: an undo is owed. Otherwise the machine is untouched, which another check proves: differences then
+    /// come from the moments of the disturbances and are no harm.
     pub fn compared(
         &mut self,
         at: Nanoseconds,
@@ -142,7 +141,7 @@ impl Checkers {
         }
     }
 
-    /// What the world showed so far.
+    /// The world's facts so far.
     pub fn truth(&self) -> Truth {
         self.truth
     }

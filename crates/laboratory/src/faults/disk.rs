@@ -1,23 +1,22 @@
-//! What a crash leaves of the state directory, and what else befalls files.
+//! The state directory after a crash, and other damage to files.
 
 use homeostat_statistics::simulation::Random;
 use std::io;
 use std::path::Path;
 
-/// Makes a directory that nobody else may look into, as the journal wants it.
+/// Makes a private directory, as the journal demands.
 pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::create_dir_all(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Copies the plain files of a directory.
 pub(super) fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
     private_directory(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let name = entry.file_name();
-        // SQLite's shared-memory index does not survive a crash; it is built anew from the log.
+        // SQLite's shared-memory index does not survive a crash: the log rebuilds it.
         if entry.file_type()?.is_file() && !name.to_string_lossy().ends_with("-shm") {
             std::fs::copy(entry.path(), to.join(name))?;
         }
@@ -25,8 +24,7 @@ pub(super) fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Tears the last `records` records, none of which was synced: some prefix of them survives, the rest is zero (space
-/// was allocated) or gone, or has a few wrong bytes.
+/// Tears the last `records` unsynced records: a prefix survives; the rest is zero (allocated), gone or partly wrong.
 pub(super) fn tear(path: &Path, records: usize, random: &mut Random) -> io::Result<()> {
     let mut bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
@@ -42,7 +40,7 @@ pub(super) fn tear(path: &Path, records: usize, random: &mut Random) -> io::Resu
             .filter(|(i, b)| **b == b'\n' && i + 1 < used)
             .map(|(i, _)| i + 1),
     );
-    // The first record of a file is synced when the file is made.
+    // The first record of a file is synced at its creation.
     let first = starts.len().saturating_sub(records).max(1);
     let Some(from) = starts.get(first).copied() else {
         return Ok(());
@@ -61,7 +59,6 @@ pub(super) fn tear(path: &Path, records: usize, random: &mut Random) -> io::Resu
     std::fs::write(path, bytes)
 }
 
-/// Damages a file anywhere: wrong bytes, a torn end, or nothing left.
 pub(super) fn damage(path: &Path, random: &mut Random) -> io::Result<()> {
     let mut bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,

@@ -16,7 +16,7 @@ fn killed() -> PlatformError {
     }
 }
 
-/// A platform whose calls may fail, lie within the bounds of what real machines do, or be the last of the daemon.
+/// A platform whose calls may fail, lie as real machines do, or be the daemon's last.
 pub struct Faulty<P, C> {
     inner: P,
     clock: C,
@@ -39,7 +39,7 @@ impl<P: Clone, C: Clone> Clone for Faulty<P, C> {
 }
 
 impl<P, C: Clock> Faulty<P, C> {
-    /// Wraps a platform. `clock` is used to let time pass in slow calls, `picture` to attribute changes.
+    /// Wraps a platform. `clock` advances in slow calls; `picture` attributes changes.
     pub fn new(inner: P, clock: C, faults: Faults, picture: PictureOf) -> Self {
         Self {
             inner,
@@ -49,7 +49,7 @@ impl<P, C: Clock> Faulty<P, C> {
         }
     }
 
-    /// A call of a sensor other than `sample`: killed, refused, or passed on.
+    /// A sensor call other than `sample`: killed, refused or passed on.
     fn sense<T>(
         &mut self,
         refusal: Kind,
@@ -74,7 +74,6 @@ impl<P, C: Clock> Faulty<P, C> {
     }
 }
 
-/// A refusal of a sensor.
 fn refused(random: &mut Random, what: &str) -> PlatformError {
     let what = what.to_owned();
     match random.next_u64() % 4 {
@@ -194,7 +193,6 @@ impl<P: Sensors, C: Clock> Sensors for Faulty<P, C> {
     }
 }
 
-/// A number that no sensor should deliver.
 fn bad_number(random: &mut Random) -> f64 {
     const BAD: [f64; 8] = [
         f64::NAN,
@@ -209,14 +207,12 @@ fn bad_number(random: &mut Random) -> f64 {
     pick(random, &BAD).copied().unwrap_or(f64::NAN)
 }
 
-/// An amount that no counter should show.
 fn bad_amount(random: &mut Random) -> u64 {
     const BAD: [u64; 6] = [0, 1, u64::MAX, u64::MAX / 2, 1 << 63, u64::MAX - 1000];
     pick(random, &BAD).copied().unwrap_or(0)
 }
 
 impl State {
-    /// Puts faults of the sensors into a sample.
     fn spoil(&mut self, snapshot: &mut Snapshot) {
         if self.strikes(Kind::TimeStandsStill) {
             snapshot.interval = Nanoseconds::ZERO;
@@ -307,7 +303,6 @@ impl State {
         }
     }
 
-    /// A refusal of an effector, or nothing.
     fn refusal(
         &mut self,
         record: &Action,
@@ -356,7 +351,7 @@ impl State {
         None
     }
 
-    /// Looks for the record of an action on the disk, not in the memory of the code under test.
+    /// Looks for an action's record on disk, not in the memory of the code under test.
     fn must_be_recorded(&mut self, action: &Action) {
         let on_disk = homeostat_store::journal::read(&self.disk.directory)
             .is_ok_and(|found| found.owed.contains_key(&action.id));
@@ -371,9 +366,8 @@ impl State {
         }
     }
 
-    /// The progress with the faults of an effector in it.
     fn slowed(&mut self, record: &UndoRecord, direction: Direction, mut progress: Progress) -> Progress {
-        // Only of a change: an undo that is done and says otherwise is a lie that no kernel tells.
+        // Only for a change: no kernel denies a finished undo.
         if direction == Direction::Apply
             && (self.never_done.contains(&record.action.id.0) || self.strikes(Kind::NeverDone))
         {
@@ -425,7 +419,7 @@ impl<P: Effectors, C: Clock> Effectors for Faulty<P, C> {
         let result = self.inner.prepare(action);
         let after = (self.picture)();
         let mut s = self.faults.lock();
-        // Preparing changes nothing; if it does, it is ours and nothing will ever undo it.
+        // Preparing must change nothing: a change now is ours and nothing will undo it.
         s.note(Hand::Ours, after);
         let outcome = result
             .as_ref()
@@ -469,7 +463,7 @@ impl<P: Effectors, C: Clock> Effectors for Faulty<P, C> {
         call.reached = !matches!(&result, Err(PlatformError::Vanished { .. }));
         call.done = match &result {
             Ok(progress) => progress.done,
-            // Whoever is gone has nothing to be undone.
+            // A vanished target has nothing to undo.
             Err(PlatformError::Vanished { .. }) => true,
             Err(_) => false,
         };
@@ -495,7 +489,7 @@ impl<P: Effectors, C: Clock> Effectors for Faulty<P, C> {
     }
 }
 
-/// The clock beside a faulty platform: the wall clock may jump.
+/// The clock of a faulty platform: the wall clock may jump.
 #[derive(Clone, Debug)]
 pub struct FaultyClock<C> {
     inner: C,

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident,)*) => {
-        /// One kind of fault. The rate of a kind is a probability per call for those that take the place of a call, and a
-        /// number per simulated hour for the others (see [`Kind::per_call`]).
+        /// One kind of fault. Rate: probability per call replaced, or number per simulated hour ([`Kind::per_call`]).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Kind {
@@ -39,7 +38,7 @@ kinds! {
     TimeStandsStill,
     /// The meters are silent.
     MetersSilent,
-    /// Meters cannot be looked for or opened.
+    /// Meters cannot be searched or opened.
     MeterRefused,
     /// Memory or places cannot be inspected.
     InspectionRefused,
@@ -50,7 +49,7 @@ kinds! {
     Denied,
     /// `EBUSY`.
     Busy,
-    /// `ESRCH` although the process lives (only when making a change: of an undo it would be a lie that no kernel tells).
+    /// `ESRCH` although the process lives. Only for a change: no kernel tells this lie about an undo.
     Vanished,
     /// `ENOMEM`.
     NoMemory,
@@ -119,7 +118,7 @@ impl Kind {
         self < Self::SensorOutage
     }
 
-    /// Lowest and highest rate that a swarm draws, log-uniformly.
+    /// Lowest and highest rate, drawn log-uniformly.
     fn range(self) -> (f64, f64) {
         match self {
             Self::NeverDone | Self::EndlessPause => (0.0005, 0.02),
@@ -139,7 +138,7 @@ impl Kind {
     }
 }
 
-/// Which faults, and how often.
+/// The faults with their rates.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultPlan {
     /// Seed of all draws of faults, apart from that of the machine.
@@ -149,8 +148,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// The swarm of a seed: each kind with probability one half (in one seed of eight: one kind alone), each rate
-    /// log-uniform in the range of the kind.
+    /// The swarm of a seed: half of the kinds (one kind alone in one seed of eight), with log-uniform rates.
     pub fn swarm(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x5357_4152_4d00_0000);
         let alone = (random.next_u64() % 8 == 0).then(|| pick(&mut random, Kind::ALL));
@@ -177,7 +175,6 @@ impl FaultPlan {
     }
 }
 
-/// One of a list.
 pub(crate) fn pick<'a, T>(random: &mut Random, list: &'a [T]) -> Option<&'a T> {
     let n = list.len() as u64;
     (n > 0)

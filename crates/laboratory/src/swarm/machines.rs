@@ -12,7 +12,6 @@ use homeostat_simulator::noise::NoiseSpec;
 use homeostat_simulator::scheduler::SchedulerKind;
 use homeostat_statistics::simulation::Random;
 
-/// Draws.
 struct Dice(Random);
 
 impl Dice {
@@ -22,7 +21,7 @@ impl Dice {
     fn real(&mut self, low: f64, high: f64) -> f64 {
         low + self.0.uniform() * (high - low)
     }
-    /// Evenly in the logarithm.
+    /// Even in the logarithm.
     fn scale(&mut self, low: f64, high: f64) -> f64 {
         self.real(low.ln(), high.ln()).exp()
     }
@@ -35,7 +34,6 @@ impl Dice {
     }
 }
 
-/// 1 to 8 chips on 1 to 4 boards, one to four threads per core.
 fn layout(dice: &mut Dice) -> Layout {
     let generation = dice.pick(
         &[
@@ -48,7 +46,7 @@ fn layout(dice: &mut Dice) -> Layout {
     );
     let x86 = generation == Generation::X86;
     let boards = dice.pick(&[1_u64, 1, 1, 2, 2, 4], 1);
-    // Several caches on one node, as many present x86 machines have them.
+    // Several caches on one node, as on many x86 machines.
     let chips_per_node = if x86 {
         dice.pick(&[1_u64, 1, 2, 4], 1).min(8 / boards)
     } else {
@@ -94,7 +92,7 @@ fn layout(dice: &mut Dice) -> Layout {
     }
 }
 
-/// A profile that nobody published, over the range of those that were.
+/// An unpublished profile, within the range of published ones.
 fn profile(dice: &mut Dice, name: &str) -> Profile {
     let mut p = Profile::new(name, dice.scale(0.02, 6.0), 0.0, 0.0);
     if dice.chance(0.6) {
@@ -111,7 +109,7 @@ fn profile(dice: &mut Dice, name: &str) -> Profile {
     };
     if dice.chance(0.4) {
         p.prefetch_covered = dice.real(0.02, 0.85);
-        // Lines fetched per remaining miss: useful ones over the share that is useful.
+        // Fetched lines per remaining miss: useful ones over their share.
         let useful = dice.scale(0.1, 0.95);
         p.prefetch_lines = p.prefetch_covered / useful / (1.0 - p.prefetch_covered);
     }
@@ -144,7 +142,6 @@ fn noise(dice: &mut Dice) -> NoiseSpec {
     }
 }
 
-/// Profiles that ship with the program and make sense on any machine.
 fn named(dice: &mut Dice) -> &'static str {
     const ANY: &[&str] = &[
         "oltp",
@@ -161,7 +158,7 @@ fn named(dice: &mut Dice) -> &'static str {
 }
 
 fn program(dice: &mut Dice, layout: &Layout, n: usize, busy: f64, memory: f64, profile: &str) -> ProgramSpec {
-    // One process with many threads, processes on one shared segment, or a few processes with threads.
+    // One process with many threads, processes on a shared segment, or a few with threads.
     let wanted = (busy.ceil() as u64).clamp(1, 2048);
     let (processes, threads) = match dice.between(0, 2) {
         0 => (1, wanted),
@@ -226,7 +223,7 @@ fn program(dice: &mut Dice, layout: &Layout, n: usize, busy: f64, memory: f64, p
 
 /// The machine of that index, with its programs.
 pub fn scenario(options: &Options, index: u64) -> Scenario {
-    // Any two indices, of any two seeds, are far apart.
+    // Any two indices of any two seeds are far apart.
     let seed = options
         .seed
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

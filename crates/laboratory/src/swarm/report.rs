@@ -1,4 +1,4 @@
-//! What a swarm showed: the figures beside their goals, and the worst machines.
+//! The result of a swarm: the figures with their goals, and the worst machines.
 
 use super::{Case, Options, Trial};
 use crate::exact;
@@ -6,17 +6,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Worst machines that are named.
 const NAMED_MAX: usize = 10;
-/// Confidence of the bounds.
 const CONFIDENCE: f64 = 0.95;
-/// A machine that ends below this, relative to being left alone, ended worse.
+/// End merit, relative to being left alone, below which a machine ended worse.
 const WORSE: f64 = 0.995;
 
-/// What a swarm showed.
+/// The result of a swarm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// What was run.
+    /// The options of the run.
     pub options: Options,
     /// The machines, in order.
     pub cases: Vec<Case>,
@@ -85,7 +83,6 @@ pub struct Summary {
     pub experiments_per_hour_max: f64,
 }
 
-/// The value below which a share `p` of the sorted values lies.
 pub(super) fn percentile(sorted: &[f64], p: f64) -> f64 {
     let at = ((sorted.len() as f64 * p).ceil() as usize).max(1) - 1;
     sorted.get(at).copied().unwrap_or(f64::NAN)
@@ -97,7 +94,7 @@ pub(super) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Most events that a Poisson number with this mean reaches with 95 %.
+/// Largest Poisson count with this mean at 95 %.
 pub(super) fn bound(mean: f64) -> f64 {
     let (mut term, mut sum, mut k) = ((-mean).exp(), (-mean).exp(), 0.0);
     while sum < CONFIDENCE && k < 1e6 {
@@ -155,7 +152,7 @@ impl Report {
         }
     }
 
-    /// The machines on which least of the best was reached, the worst first.
+    /// The machines with the least share of the best, the worst first.
     fn worst(&self) -> Vec<&Case> {
         let mut worst: Vec<&Case> = self.cases.iter().collect();
         worst.sort_by(|a, b| a.share.total_cmp(&b.share));
@@ -163,7 +160,6 @@ impl Report {
         worst
     }
 
-    /// The figures beside their goals.
     fn figures(s: &Summary) -> String {
         let lost = |x: f64| format!("{:.4} %", x * 100.0);
         let falsely = format!("{} of {}", s.false_accepts, s.nulls);

@@ -7,14 +7,13 @@ use crate::layout::{Chip, Layout};
 use homeostat_model::{Bytes, Counters};
 use newton::fixed_point;
 
-/// Work space and last result, so that the next, similar, question is answered faster. Carries no state that changes
-/// an answer by more than the accuracy of the solution.
+/// Work space and last result, for a faster next answer. Changes no answer beyond the solution's accuracy.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
     map: Map,
     /// Instructions per cycle of each workload at the last solution.
     speed: Vec<f64>,
-    // scratch, by workload or by resource × workload
+    // Scratch, by workload or by resource × workload.
     fixed: Vec<f64>,
     cycles: Vec<f64>,
     delay: Vec<f64>,
@@ -24,7 +23,7 @@ pub struct Warm {
     used: Vec<bool>,
     active: Vec<usize>,
     rho: Vec<f64>,
-    /// Use of each resource by copying, of which the workloads have the rest.
+    /// Use of each resource by copying.
     copied: Vec<f64>,
     queue: Vec<f64>,
     slope: Vec<f64>,
@@ -35,14 +34,13 @@ pub struct Warm {
     newton: Newton,
 }
 
-/// The machine as the solver sees it.
 #[derive(Clone, Debug, Default)]
 struct Map {
     chips: Vec<Chip>,
     generation: Option<Generation>,
-    /// For each node: nodes of its board other than itself.
+    /// By node: other nodes of its board.
     neighbours: Vec<Vec<usize>>,
-    /// For each node: nodes of other boards.
+    /// By node: nodes of other boards.
     strangers: Vec<Vec<usize>>,
     board: Vec<u32>,
     /// Number of the link from node to node, row by row; `NONE` where there is none.
@@ -51,7 +49,6 @@ struct Map {
     service: Vec<f64>,
 }
 
-/// Work space of Newton's method.
 #[derive(Clone, Debug, Default)]
 struct Newton {
     residual: Vec<f64>,
@@ -62,7 +59,7 @@ struct Newton {
 
 const NONE: usize = usize::MAX;
 
-/// What is fixed of one workload while the fixed point is sought.
+/// Constants of one workload during the search.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     threads_per_core: f64,
@@ -72,7 +69,7 @@ struct Group {
     covered: f64,
     lines: f64,
     cached: f64,
-    /// Walks or loads per load of a chase, 1 or more.
+    /// Walks or loads per load of a chase, at least 1.
     factor: f64,
     local: f64,
     near: f64,
@@ -136,8 +133,7 @@ pub fn solve(layout: &Layout, demands: &[Demand], warm: &mut Warm) -> Solution {
     solve_with(layout, demands, &[], warm)
 }
 
-/// As [`solve`], while memory is being copied. All copies together get at most half of a controller or
-/// link; the workloads share the rest.
+/// As [`solve`], with memory being copied. Copies get at most half of a controller or link in total.
 pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm: &mut Warm) -> Solution {
     let c = layout.constants();
     warm.prepare(layout, &c);
@@ -197,11 +193,10 @@ pub fn solve_with(layout: &Layout, demands: &[Demand], copies: &[Copying], warm:
     solution
 }
 
-/// Most of a controller or link that copying takes from the workloads: it is a program among others, and at a full link they
-/// share alike (assumed).
+/// Largest share of a controller or link for copying: at a full link it competes like one program (assumed).
 const COPY_SHARE_MAX: f64 = 0.5;
 
-/// Adds the use of every resource by copying. Links are numbered by who asks: the copier runs where the memory goes to.
+/// Adds the use of resources by copying. The requester selects the link: the copier runs at the destination.
 fn charge_copies(c: &Constants, copies: &[Copying], w: &mut Warm, nodes: usize) {
     for copy in copies.iter().filter(|k| k.from < nodes && k.to < nodes) {
         let gbps = sane(copy.gbps);
@@ -220,15 +215,14 @@ fn charge_copies(c: &Constants, copies: &[Copying], w: &mut Warm, nodes: usize) 
     }
 }
 
-/// One workload while the parts of it are worked out that do not depend on queues.
+/// One workload while computing what does not depend on queues.
 struct Case<'a> {
     layout: &'a Layout,
     c: &'a Constants,
     demands: &'a [Demand],
     g: usize,
-    /// Running threads.
     running: f64,
-    /// Share of them by chip; evenly at rest, when it is asked how fast it would be on any core.
+    /// Share of them by chip; even at rest, to give its speed on any core.
     on: Vec<f64>,
     aligned: f64,
     own_lines: f64,
@@ -269,8 +263,8 @@ impl<'a> Case<'a> {
         &self.demands[self.g]
     }
 
-    /// Its part of the fixed point, and its rows of `delay` (cycles per instruction for each ns of queue) and `load` (use of a
-    /// resource times cycles per instruction).
+    /// Its part of the fixed point. Sets its rows of `delay` (cycles per instruction for each ns of queue) and `load`
+    /// (use of a resource times cycles per instruction).
     fn describe(mut self, w: &mut Warm) -> Group {
         let nodes = w.map.board.len();
         let memory = &self.demand().memory;
@@ -295,7 +289,7 @@ impl<'a> Case<'a> {
         self.group
     }
 
-    /// (3) the cache: size, instances per cache, other workloads. Returns the factor on its misses.
+    /// (3) Cache: size, instances, other workloads. Returns the factor on its misses.
     fn cache(&mut self, w: &mut Warm) -> f64 {
         let (c, p) = (self.c, &self.demand().profile);
         let mut crowding = 0.0;
@@ -333,7 +327,7 @@ impl<'a> Case<'a> {
         cache
     }
 
-    /// (6) prefetch.
+    /// (6) Prefetch.
     fn prefetch(&mut self) {
         let (demand, group) = (self.demand(), &mut self.group);
         let prefetch = share(demand.prefetch);
@@ -367,7 +361,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// (10) what is different of a chase.
+    /// (10) differences of a chase.
     fn chase(&mut self, cache: f64) {
         let demand = self.demand();
         let Some(chase) = demand.profile.chase else { return };
@@ -381,7 +375,7 @@ impl<'a> Case<'a> {
             1.0 + (1.0 - large) * (stride / small_page).min(1.0) + large * (stride / large_page).min(1.0);
     }
 
-    /// Cycles per instruction for each ns of queue, bytes per cycle, of memory and of lines, and what a node's memory can deliver.
+    /// Cycles per instruction for each ns of queue, bytes per cycle of memory and lines, and a node's memory limit.
     fn rates(&self) -> Rates {
         let (c, ghz, group, running) = (self.c, self.layout.ghz, &self.group, self.running);
         match self.demand().profile.chase {
@@ -410,7 +404,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// (2, 5) where memory accesses and lines go.
+    /// (2, 5) Nodes of memory accesses and lines.
     fn ways(&mut self, w: &mut Warm) {
         let (c, rates) = (self.c, self.rates());
         let nodes = w.map.board.len();
@@ -451,7 +445,6 @@ impl<'a> Case<'a> {
             + group.line_far * c.line_far_ns;
     }
 
-    /// … of the threads on one node.
     fn ways_from(&mut self, a: usize, w: &mut Warm, add: &mut impl FnMut(&mut Warm, usize, f64, f64, f64)) {
         let (c, demand, group) = (self.c, self.demand(), &mut self.group);
         let (nodes, here) = (w.map.board.len(), w.node_share[a]);
@@ -459,7 +452,7 @@ impl<'a> Case<'a> {
         let (neighbours, strangers) = (w.map.neighbours[a].len(), w.map.strangers[a].len());
         let board_share: f64 = w.map.neighbours[a].iter().map(|b| w.node_share[*b]).sum();
         let stranger_share: f64 = w.map.strangers[a].iter().map(|b| w.node_share[*b]).sum();
-        // What is stated to go to a distance that this machine does not have stays as near as it can.
+        // Accesses stated for a distance that this machine lacks use the nearest one.
         let stated = demand.reach.map(|reach| {
             (
                 nearest(reach.memory, neighbours, strangers),
@@ -475,7 +468,7 @@ impl<'a> Case<'a> {
         let mine = here * stated.map_or(loose * w.memory[a] + self.aligned, |(memory, _)| memory.local);
         w.memory_in[a] += mine;
         group.local += mine;
-        // Sharing that was kept on the board goes to its nodes as their threads do.
+        // Sharing kept on the board follows the threads to its nodes.
         let gathered = if board_share > 0.0 {
             stranger_share * kept / board_share
         } else {
@@ -516,7 +509,6 @@ impl<'a> Case<'a> {
     }
 }
 
-/// What a workload makes of a unit of its ways.
 #[derive(Clone, Copy, Default)]
 struct Rates {
     memory_delay: f64,
@@ -526,7 +518,7 @@ struct Rates {
     capacity: f64,
 }
 
-/// Puts shares for distances that do not exist to the nearest that does, and makes them add up to one.
+/// Moves shares of missing distances to the nearest existing one, and normalises to one.
 fn nearest(d: Distances, neighbours: usize, strangers: usize) -> Distances {
     let (mut local, mut near, mut far) = (share(d.local), share(d.near), share(d.far));
     if strangers == 0 {
@@ -557,7 +549,7 @@ fn nearest(d: Distances, neighbours: usize, strangers: usize) -> Distances {
     }
 }
 
-/// Cycles per instruction with empty queues (8, 10).
+/// (8, 10) Cycles per instruction with empty queues.
 fn fixed_part(c: &Constants, ghz: f64, demand: &Demand, g: &Group) -> f64 {
     if let Some(chase) = demand.profile.chase {
         return ghz * g.factor * (g.m3 * g.memory_ns + (1.0 - g.m3) * sane(chase.hit_ns).max(1e-3));

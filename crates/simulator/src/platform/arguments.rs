@@ -1,4 +1,4 @@
-//! Targets and arguments of actions, and how lists stand in undo records.
+//! Targets and arguments of actions, and the format of lists in undo records.
 
 use super::nanoseconds;
 use crate::world::World;
@@ -7,7 +7,6 @@ use homeostat_model::{Action, Bytes, CpuId, Nanoseconds};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeSet;
 
-/// Longest pause asked for.
 const PAUSE_MAX_S: f64 = 10.0;
 
 // ---- effectors -----------------------------------------------------------------------------------------------------
@@ -20,7 +19,10 @@ pub(super) fn rejected(what: &str, value: String, why: &str) -> PlatformError {
     }
 }
 
-/// The arguments of an action that works in slices.
+/// The pace of an action in slices: `slice_ms` (1 to 100, default 20), `duty` (share of working time, 0.01 to 1,
+/// default 0.5), `bytes_per_second` (bound), `free_memory_min` (bytes; default 2 % of the node). `several_mappers` =
+/// `refuse` (default) skips segments that several processes map. As on Linux, their large pages cannot be split while
+/// the processes run, unless the layout allows it.
 pub(super) struct Pacing {
     pub(super) slice_s: f64,
     duty: f64,
@@ -30,7 +32,7 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    /// Reads the arguments, except those that the effector has for itself.
+    /// Reads the arguments, except the effector's `own`.
     pub(super) fn parse(action: &Action, own: &[&str]) -> Result<Self, PlatformError> {
         let mut pacing = Self {
             slice_s: 0.020,
@@ -84,7 +86,7 @@ impl Pacing {
         nanoseconds(for_duty.max(for_rate).min(PAUSE_MAX_S))
     }
 
-    /// Bytes of one slice, so that the rate can be kept with the longest pause.
+    /// Bytes of one slice that keep the rate with the longest pause.
     pub(super) fn bytes_per_slice(&self) -> u64 {
         self.bytes_per_second
             .map_or(u64::MAX, |rate| (rate * PAUSE_MAX_S / 2.0) as u64)
@@ -118,7 +120,7 @@ pub(super) fn numbers(text: &str) -> Option<Vec<u32>> {
     Some(out)
 }
 
-/// `0-3,8`, or `all`; with ` by board` when threads are kept on their boards in groups.
+/// `0-3,8`, or `all`; with ` by board` for threads kept on their boards in groups.
 pub(super) fn mask_text(mask: Option<&[CpuId]>, grouped: bool) -> String {
     let cpus = mask.map_or_else(|| "all".to_owned(), cpus_text);
     if grouped { cpus + BY_BOARD } else { cpus }
@@ -141,17 +143,19 @@ pub(super) fn argument(action: &Action, name: &str) -> String {
     format!("argument {name} of {}", action.effector)
 }
 
-/// What a placement of threads is asked for beside the CPUs.
+/// Further options of a thread placement. With `memory` it works in slices and takes their arguments, else at once.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
-    /// `group_by` = `board`.
+    /// `group_by` = `board`: each thread stays on its board, with those that it shares data with.
     pub(super) grouped: bool,
-    /// `split_by` = `process`.
+    /// `split_by` = `process`: each process stays on one of the CPUs' chips, where most of its private memory is, as
+    /// many on each as it has cores. Memory that goes along (`private` only) goes to that chip's node.
     pub(super) split: bool,
     pub(super) memory: Option<Along>,
 }
 
-/// Memory that goes along with threads: to the nodes of their CPUs, so much of what lies elsewhere at most.
+/// Memory that goes along with threads to the nodes of their CPUs: `memory` = `all` or `private`, and at most
+/// `memory_bytes` of what lies elsewhere.
 #[derive(Debug)]
 pub(super) struct Along {
     pub(super) bytes: Bytes,
@@ -159,7 +163,7 @@ pub(super) struct Along {
     pub(super) large: bool,
 }
 
-/// Arguments of `thread_placement` that are not those of a pace.
+/// Arguments of `thread_placement` other than the pace.
 pub(super) const BESIDE: [&str; 5] = ["group_by", "split_by", "memory", "memory_bytes", LARGE];
 
 impl Beside {
@@ -237,7 +241,7 @@ pub(super) fn target_cpus(world: &World, action: &Action) -> Result<Vec<CpuId>, 
     Ok(set.into_iter().collect())
 }
 
-/// Argument of moves of pages: large pages go along as they are.
+/// Argument of page moves: `move` takes large pages along, otherwise they stay.
 pub(super) const LARGE: &str = "large_pages";
 
 pub(super) fn moves_large(action: &Action) -> Result<bool, PlatformError> {

@@ -145,7 +145,6 @@ impl SimPlatform {
     }
 }
 
-/// Pieces of a record, by segment.
 fn plan_of(record: &UndoRecord) -> Result<Vec<(usize, usize)>, PlatformError> {
     let mut plan: Vec<(usize, usize)> = Vec::new();
     for (name, text) in record.found.iter().filter(|(k, _)| k.starts_with("segment.")) {
@@ -198,7 +197,6 @@ fn memory_targets<'a>(world: &World, action: &'a Action) -> Result<&'a [MemoryTa
     Ok(targets)
 }
 
-/// Segment and piece at an address of a process.
 fn locate(alive: &Alive, process: usize, address: u64) -> Option<(usize, usize)> {
     let private = alive
         .private

@@ -14,11 +14,10 @@ use homeostat_platform::PlatformError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Share of a node that is kept free when pages move there, unless the action says otherwise.
+/// Default share of a node kept free when pages move there.
 const KEEP_FREE_SHARE: f64 = 0.02;
 
 impl SimPlatform {
-    /// The pieces to move, hottest first, private memory before shared.
     pub(super) fn prepare_pages(&self, action: &Action) -> Result<BTreeMap<String, String>, PlatformError> {
         Pacing::parse(action, &[SPREAD, LARGE])?;
         let large = moves_large(action)?;
@@ -91,7 +90,7 @@ impl SimPlatform {
         }
     }
 
-    /// One slice of the moves in a record, whose pieces go to `to` where the record does not say otherwise.
+    /// One slice of the moves in a record. Pieces go to `to` unless the record says otherwise.
     pub(super) fn advance_moves(
         &mut self,
         record: &UndoRecord,
@@ -155,16 +154,13 @@ impl SimPlatform {
     }
 }
 
-/// Moves pieces of memory, one after the other.
 struct Mover {
     direction: Direction,
-    /// Large pages go along as they are.
     large: bool,
-    /// Memory that stays free on a node, unless it is the usual share.
+    /// Memory that stays free on a node; default: the usual share.
     keep_free: Option<Bytes>,
-    /// The last node that had no room.
     no_room: Option<usize>,
-    /// Bytes by the nodes that they were copied from and to.
+    /// Copied bytes by source and destination node.
     copied: BTreeMap<(usize, usize), u64>,
 }
 
@@ -179,7 +175,7 @@ impl Mover {
         if here == goal {
             return Step::Nothing;
         }
-        // Not where we left it: somebody else moved it since, and theirs it stays.
+        // Somebody else moved it since: it stays theirs.
         if here != source || turn.left == Some(self.direction) {
             return Step::Skip(MOVED_BY_OTHERS);
         }
@@ -219,7 +215,6 @@ impl Mover {
     }
 }
 
-/// A piece of memory that is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) segment: usize,
@@ -228,14 +223,13 @@ pub(super) struct Moved {
     pub(super) to: usize,
 }
 
-/// Argument of `page_placement`: the nodes among which pages are shared out.
+/// Argument of `page_placement`, such as `0,2`: the pages are shared evenly among these nodes, the target's included.
 const SPREAD: &str = "spread_over";
 
-/// A segment goes to several nodes in so many runs of pieces: enough that each gets as much of what is hot, and few
-/// enough that the record stays short.
+/// Runs of pieces of a segment for several nodes: enough to share the hot pieces, few enough for a short record.
 const RUNS: usize = 64;
 
-/// The nodes of a page move: the target's, and those that it is to be shared out among.
+/// The nodes of a page move: the target's, and those of [`SPREAD`].
 fn spread(action: &Action, node: NodeId) -> Result<BTreeSet<usize>, PlatformError> {
     let mut home = BTreeSet::from([node.0 as usize]);
     if let Some(text) = action.arguments.get(SPREAD) {
@@ -262,9 +256,8 @@ pub(super) fn not_bound(workload: &WorkloadId, program: &Program) -> Result<(), 
     }
 }
 
-/// What moves to the nodes of its segment, by segment: the hottest first, private memory before shared.
-/// Processes take turns, so that a part of the whole is a part of each. With several nodes, each gets runs of pieces by
-/// turns as long as it has room.
+/// The moves to the nodes of each segment: hottest first, private memory before shared. Processes alternate, so that a
+/// part of the whole is a part of each. Several nodes get runs of pieces alternately while they have room.
 pub(super) fn plan_moves<'a>(
     world: &World,
     alive: &Alive,
@@ -318,8 +311,7 @@ pub(super) fn plan_moves<'a>(
     plans
 }
 
-/// The node whose turn it is, or the next one that has room; where none has any, whose turn it is: what does not fit is
-/// counted when it is to be moved.
+/// The next node with room. If none has any, the node whose turn it is: the move counts what does not fit.
 fn next_node(home: &BTreeSet<usize>, room: &mut [u64], turn: usize, size: u64) -> Option<usize> {
     let first = turn.checked_rem(home.len())?;
     let mut turns = home.iter().cycle().skip(first).take(home.len());
@@ -330,7 +322,7 @@ fn next_node(home: &BTreeSet<usize>, room: &mut [u64], turn: usize, size: u64) -
     Some(node)
 }
 
-/// Pieces with the node they come from and the one they go to, as `0-99@1>0,100@0>2`.
+/// Pieces with their source and destination node, as `0-99@1>0,100@0>2`.
 pub(super) fn plan_text(plan: &[Moved]) -> String {
     plan.chunk_by(|a, b| a.piece + 1 == b.piece && (a.from, a.to) == (b.from, b.to))
         .filter_map(|run| {
@@ -346,8 +338,7 @@ pub(super) fn plan_text(plan: &[Moved]) -> String {
         .join(",")
 }
 
-/// The plan of a page move: each segment's hottest first, segments by turns. Pieces of which the record does not say where
-/// they go (`0-99@1`) go to `to`.
+/// The plan of a page move, in its order. Pieces without a destination in the record (`0-99@1`) go to `to`.
 pub(super) fn plan_of(record: &UndoRecord, to: Option<usize>) -> Result<Vec<Moved>, PlatformError> {
     let mut all: Vec<(usize, usize, Moved)> = Vec::new();
     for (name, text) in record.found.iter().filter(|(k, _)| k.starts_with("segment.")) {

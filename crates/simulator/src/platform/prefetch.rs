@@ -49,7 +49,7 @@ impl SimPlatform {
                         format!("on for {on} of {} CPUs", cpus.len()),
                     ));
                 }
-                // Off although we left it on: somebody chose what we would have set.
+                // Off although we left it on: somebody else chose the same value.
                 if left == Some(Direction::Undo) && on < cpus.len() {
                     return Err(Self::conflict(
                         record,

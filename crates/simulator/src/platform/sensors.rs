@@ -1,4 +1,4 @@
-//! What the sensors of the simulated machine show.
+//! The sensors of the simulated machine.
 
 use super::large::PIECES_PER_ACTION_MAX;
 use super::{SimPlatform, alive, find, nanoseconds};
@@ -20,7 +20,6 @@ const METER_PERIOD_S: (f64, f64) = (1200.0, 10_800.0);
 /// Most regions of one memory map, as on Linux.
 const REGIONS_MAX: usize = 4096;
 
-/// What the sensors saw last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     at: Option<Nanoseconds>,
@@ -47,7 +46,7 @@ pub(super) struct OpenMeter {
     fraction: f64,
 }
 
-/// CPU seconds as the operating system counts them: in a shared partition, cores that are consumed.
+/// CPU seconds as the operating system counts them: in a shared partition, consumed cores.
 fn counted_cpu(world: &World, program: &Program) -> f64 {
     if world.layout().shared_partition {
         program.totals.core_s
@@ -58,7 +57,7 @@ fn counted_cpu(world: &World, program: &Program) -> f64 {
 
 // ---- sensors -------------------------------------------------------------------------------------------------------
 
-/// The processes of a workload now. Short-lived ones take turns: each slot has a new one every life.
+/// The processes of a workload now. In short-lived slots a new process starts every life.
 fn processes(world: &World, p: usize, alive: &Alive) -> (Vec<ProcessId>, f64) {
     let now_s = world.now().as_secs_f64();
     let Some(churn) = world.spec(p).and_then(|s| s.churn) else {
@@ -144,7 +143,7 @@ impl SimPlatform {
             processes: list.len(),
         };
         let before = self.seen.workloads.insert(id.clone(), here);
-        // A workload that restarted is a new one: its counters start at zero.
+        // A restarted workload is new: its counters start at zero.
         let before = before.filter(|b| b.started == started);
         let (interval, cpu, wait) = match &before {
             Some(b) => (now - b.at, cpu_s - b.cpu_s, t.wait_s - b.wait_s),
@@ -195,7 +194,7 @@ impl SimPlatform {
 }
 
 impl OpenMeter {
-    /// The counts since the last reading; none after a restart, because the counter started again.
+    /// The counts since the last reading; none after a restart of the counter.
     fn read(
         &mut self,
         id: &MeterId,
@@ -228,7 +227,7 @@ impl OpenMeter {
         let bias = self.spec.bias * (std::f64::consts::TAU * turns).sin();
         let factor = (1.0 + noise).max(0.0) * (1.0 + bias);
         let exact = (work - before).max(0.0) * self.spec.per_unit * factor + self.fraction;
-        // Counters of small things are whole; progress of big units is published in finer steps.
+        // Counters of small units are whole; progress of big units has finer steps.
         let counted = if exact >= 1000.0 { exact.floor() } else { exact };
         self.fraction = exact - counted;
         Some(MeterReading {
@@ -514,7 +513,7 @@ impl Sensors for SimPlatform {
     }
 }
 
-/// The programs of which a sample is wanted, and whether in detail.
+/// The programs to sample, and whether in detail.
 fn wanted(world: &World, request: &SampleRequest, running: &[usize]) -> Vec<(usize, bool)> {
     let detail: BTreeSet<&str> = request.detail.iter().map(WorkloadId::as_str).collect();
     if request.scan {
@@ -530,7 +529,7 @@ fn wanted(world: &World, request: &SampleRequest, running: &[usize]) -> Vec<(usi
     found.into_iter().map(|p| (p, true)).collect()
 }
 
-/// What the processor's counters show of a program, as rough as they are.
+/// The processor counters of a program, with their roughness.
 fn counters(world: &World, p: usize, program: &Program) -> Counters {
     let draws = Draws::new(world.seed() ^ 0xC0C0, p as u64);
     let off = Draws::new(world.seed() ^ 0xB1A5, p as u64);
@@ -608,7 +607,7 @@ fn machine_sample(world: &World, busy_s: f64, interval: Nanoseconds) -> MachineS
             khugepaged_pages_collapsed: 0,
         },
         other_tuners: world.tuners(),
-        // Hinting faults are not simulated: the kernel of the simulated machine has no automatic balancing.
+        // Hinting faults are not simulated: the simulated kernel has no automatic balancing.
         numa_balancing: None,
         paging: homeostat_model::Paging::default(),
         memory_settings: Vec::new(),

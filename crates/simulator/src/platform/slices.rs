@@ -8,13 +8,13 @@ use homeostat_model::{Bytes, Direction, Nanoseconds, Progress, WorkloadId};
 use homeostat_platform::PlatformError;
 use std::collections::BTreeMap;
 
-/// Refused conversions in a row after which the action waits for better times, as on Linux.
+/// Refused conversions in a row after which the action waits, as on Linux.
 const REFUSED_MAX: u32 = 3;
 
-/// The memory of a change under way or done. Lost in a crash.
+/// State of a change under way or done. Lost in a crash.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Task {
-    /// The state in which it was left when it was last done.
+    /// Its direction when it was last done.
     pub(super) left: Option<Direction>,
     pub(super) cursor: usize,
     pub(super) way: Option<Direction>,
@@ -24,12 +24,10 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Starts over when the direction is new.
     pub(super) fn head(&mut self, direction: Direction) {
         if self.way != Some(direction) {
             *self = Self {
-                // From here on the pieces are no longer all as the other direction left them: if this one is broken
-                // off half way, what it did must not look like the work of somebody else.
+                // The pieces are now mixed: after an interruption, they must not look like others' work.
                 left: self.left.filter(|left| *left == direction),
                 way: Some(direction),
                 ..Self::default()
@@ -46,50 +44,42 @@ impl Task {
     }
 }
 
-/// What came of a step of a plan.
 pub(super) enum Step {
-    /// It took so many nanoseconds for so many bytes; the program may have to wait for so long in seconds, with this share of its
-    /// accesses, so often.
+    /// Time in ns and bytes. Then the program's possible waits: length in seconds, share of its accesses, count.
     Worked(f64, u64, (f64, f64, u64)),
-    /// There was nothing to do.
     Nothing,
-    /// It stays as it is.
     Skip(&'static str),
-    /// It is not possible now; the same comes next.
+    /// Not possible now; the same step comes next.
     Refused(String),
-    /// It is not possible, and so is nothing that comes next; why, where that is known.
+    /// Not possible, and neither is any later step; the reason, if known.
     Stop(Option<String>),
 }
 
-/// A piece of memory for which it is a step's turn.
+/// The piece of memory of the next step.
 pub(super) struct Turn<'a> {
     pub(super) memory: &'a mut Memory,
     pub(super) segment: &'a mut Segment,
     /// Share of the program's accesses that go to the piece.
     pub(super) weight: f64,
-    /// Several processes map what is shared.
     pub(super) several: bool,
-    /// The state in which the change was left when it was last done.
+    /// The change's direction when it was last done.
     pub(super) left: Option<Direction>,
 }
 
-/// The work of one slice.
 #[derive(Default)]
 pub(super) struct Slice {
     pub(super) worked_s: f64,
     longest_s: f64,
     bytes: u64,
-    /// (length, share of the accesses, how often) of what the program may have to wait for.
+    /// Waits of the program: (length, share of the accesses, count).
     stalls: Vec<(f64, f64, u64)>,
-    /// Bytes by the nodes that they were copied from and to. Copies within a node are not counted: at the pace of a
-    /// conversion they take less than 1 % of its memory's bandwidth.
+    /// Copied bytes by source and destination node. Within a node they are below 1 % of its memory's bandwidth.
     pub(super) copied: BTreeMap<(usize, usize), u64>,
-    /// Why it ended early.
     pub(super) why: Option<String>,
 }
 
 impl Slice {
-    /// Works on a program's memory, step by step of a plan, until the slice is full. `at` names segment and piece of a step.
+    /// Works on a program's memory by a plan until the slice is full. `at` gives a step's segment and piece.
     pub(super) fn of<P: Copy>(
         world: &mut World,
         p: usize,
@@ -154,7 +144,6 @@ impl Slice {
         slice
     }
 
-    /// Pause until the next slice.
     fn pause(&self, pacing: &Pacing, at_end: bool) -> Nanoseconds {
         if at_end {
             Nanoseconds::ZERO
@@ -165,8 +154,8 @@ impl Slice {
         }
     }
 
-    /// The time it took passes, and its cost is borne: the mover's CPU time, the program's standstill, and the traffic of
-    /// the copies, which is spread over the slice and the pause after it.
+    /// Lets the time pass and charges the cost: the mover's CPU time, the program's standstill, and the copies'
+    /// traffic, spread over the slice and the pause after it.
     pub(super) fn spend(&self, world: &mut World, p: usize, pacing: &Pacing, at_end: bool) {
         if self.worked_s <= 0.0 {
             return;

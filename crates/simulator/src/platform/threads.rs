@@ -83,7 +83,7 @@ impl SimPlatform {
                 Direction::Apply => Err(vanished(&action.workload)),
             };
         };
-        // As on Linux: one that another lies over is not moved. Sent back on before its undo could begin, it is on.
+        // As on Linux: a change under another is not moved. Reapplied before its undo could begin, it is on.
         if let Some(later) = self.over(action) {
             if direction == Direction::Apply && self.is_left_on(action.id) {
                 return Ok(done());
@@ -103,7 +103,7 @@ impl SimPlatform {
         }
         self.owes_memory.remove(&action.id);
         if direction == Direction::Undo {
-            // As on Linux: what lies below can go now, although memory may find no room for long.
+            // As on Linux: the change under it can go now, although memory may lack room for long.
             self.placed.remove(&action.id);
         }
         if with_memory {
@@ -115,7 +115,7 @@ impl SimPlatform {
         Ok(done())
     }
 
-    /// Sets the mask of a placement, or the one that was found. False when somebody else has set another, which stays.
+    /// Sets a placement's mask or the found one. False if somebody else has set another, which stays.
     fn set_threads(
         &mut self,
         record: &UndoRecord,
@@ -139,12 +139,12 @@ impl SimPlatform {
             && (&now.mask, now.grouped) == (&found.mask, found.grouped)
             && (found.split.is_empty() || now.split.is_empty());
         let task = self.tasks.entry(record.action.id).or_default();
-        // The mask is the work of the first slice.
+        // The mask is part of the first slice.
         let set = task.left == Some(Direction::Apply) || task.way == Some(Direction::Apply);
         match direction {
             Direction::Apply => {
                 let cpus = target_cpus(&world, &record.action)?;
-                // Back to what was found although we left it changed: somebody else did that.
+                // The found mask although we left ours: somebody else restored it.
                 if !is_ours && (set || !is_found) {
                     return Err(Self::conflict(
                         record,
@@ -167,7 +167,6 @@ impl SimPlatform {
         Ok(true)
     }
 
-    /// One slice of the memory that goes along with threads.
     fn bring_memory(
         &mut self,
         record: &UndoRecord,
@@ -201,18 +200,16 @@ impl SimPlatform {
     }
 }
 
-/// Where the threads of a program may run.
 #[derive(PartialEq)]
 struct Place {
     mask: Option<Vec<CpuId>>,
-    /// Each stays on its board, in groups.
     grouped: bool,
     /// The chip of each process; empty = any.
     split: Vec<u32>,
 }
 
 impl Place {
-    /// What was found, with the chips that the change gives.
+    /// The found state, for the chips that the change gives.
     fn found(record: &UndoRecord) -> Result<Self, PlatformError> {
         let text = record.found.get("mask");
         let (mask, grouped) = text
@@ -228,7 +225,6 @@ impl Place {
         })
     }
 
-    /// What the change gives.
     fn ours(record: &UndoRecord, split: Vec<u32>) -> Self {
         let cpus: BTreeSet<CpuId> = match &record.action.target {
             Target::Cpus(cpus) => cpus.iter().copied().collect(),
@@ -242,7 +238,6 @@ impl Place {
     }
 }
 
-/// The nodes of CPUs.
 fn nodes_of(world: &World, cpus: &[CpuId]) -> Result<BTreeSet<usize>, PlatformError> {
     let layout = world.layout();
     let mut home = BTreeSet::new();
@@ -265,7 +260,6 @@ fn nodes_of(world: &World, cpus: &[CpuId]) -> Result<BTreeSet<usize>, PlatformEr
     }
 }
 
-/// Name in a record: the chip of each process.
 const SPLIT: &str = "split";
 
 /// Processes and their chips, as `0-15@0,16-31@1`.
@@ -290,8 +284,7 @@ fn split_from(text: &str) -> Option<Vec<u32>> {
     Some(chips)
 }
 
-/// A chip for each process among those of the CPUs: where most of its private memory is, as many on each as its cores are
-/// of all; of equals the emptiest, then the first.
+/// A chip for each process: most of its private memory, filled by cores; of equals the emptiest, then the first.
 fn assign(world: &World, alive: &Alive, cpus: &[CpuId]) -> Vec<u32> {
     let layout = world.layout();
     let chips: Vec<(usize, f64)> = layout
@@ -337,7 +330,7 @@ fn assign(world: &World, alive: &Alive, cpus: &[CpuId]) -> Vec<u32> {
     out
 }
 
-/// The progress of a change that places threads and moves memory: the mask counts as one piece.
+/// Progress of threads and memory together: the mask counts as one piece.
 fn both(threads: Progress, mut memory: Progress) -> Progress {
     memory.finished += threads.finished;
     memory.total += threads.total;

@@ -1,4 +1,4 @@
-//! What happens that is not homeostat's doing.
+//! Events outside homeostat.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum PersonChange {
         #[serde(default)]
         cpus: Option<Vec<u32>>,
     },
-    /// Binds the memory of a program to nodes and moves it there, or frees it (`nodes` absent; it then stays).
+    /// Binds the memory of a program to nodes and moves it there. `nodes` absent: frees it, and it stays.
     BindMemory {
         /// Program or workload.
         program: String,
@@ -74,7 +74,7 @@ pub enum PersonChange {
         /// Program or workload.
         program: String,
     },
-    /// A program executes itself anew in the same processes: its memory is another, what its threads are bound to stays.
+    /// A program executes itself anew in the same processes: its memory is replaced, its threads' bindings stay.
     Execute {
         /// Program or workload.
         program: String,
@@ -223,6 +223,6 @@ impl fmt::Display for PersonChange {
 pub struct TimedChange {
     /// Seconds since the start.
     pub at_s: f64,
-    /// What happens.
+    /// The event.
     pub change: PersonChange,
 }

@@ -1,4 +1,4 @@
-//! What people do to the machine, and the hardware.
+//! Changes by people and hardware.
 
 use super::{Alive, PersonChange, World, WorldError};
 use homeostat_model::CpuId;
@@ -55,10 +55,10 @@ impl World {
         }
     }
 
-    /// Something happens that is not homeostat's doing.
+    /// An event outside homeostat.
     ///
     /// # Errors
-    /// It is about something that does not exist, or impossible.
+    /// Its target does not exist, or it is impossible.
     pub fn person(&mut self, change: PersonChange) -> Result<(), WorldError> {
         self.check_change(&change)?;
         match &change {
@@ -86,7 +86,6 @@ impl World {
         Ok(())
     }
 
-    /// What happens to one workload.
     fn person_to(&mut self, p: usize, change: &PersonChange) -> Result<(), WorldError> {
         match change {
             PersonChange::BindThreads { cpus, .. } => {
@@ -142,7 +141,7 @@ impl World {
                     let to = nodes
                         .get((turn + offset) % nodes.len())
                         .map_or(0, |n| *n as usize);
-                    // What has no room stays where it is, as with `migratepages`.
+                    // Without room it stays in place, as with `migratepages`.
                     if memory.move_piece(s, piece, to).is_ok() {
                         break;
                     }
@@ -173,8 +172,7 @@ impl World {
         self.rates.dirty = true;
     }
 
-    /// Puts all memory of a program on large pages that could be taken off them again: what several processes map only
-    /// where the machine can split it. What finds no free block stays small.
+    /// Puts all memory that can be split again on large pages: with several mappers, if the machine can split it.
     ///
     /// # Errors
     /// There is no such program.

@@ -1,4 +1,4 @@
-//! Programs: how they come and go, what they have, and what they do while the rates stay the same.
+//! Programs: starts and ends, possessions, and activity under constant rates.
 
 use super::{Event, Pace, Totals, World, WorldError};
 use crate::behaviour::{BurstCursor, ProgramSpec, Response};
@@ -8,25 +8,22 @@ use crate::noise::{CELL_NS, Draws, Noise};
 use crate::scheduler::Placed;
 use homeostat_model::{Bytes, CpuId, ProcessId};
 
-/// Requests of an open load that may wait, in seconds of its rate; more are turned away.
+/// Longest waiting line of an open load, in seconds of its rate; more requests are refused.
 const BACKLOG_S: f64 = 30.0;
-/// Largest share of a stretch of time that a program can stand still for us.
+/// Largest share of time that a program can stand still for homeostat.
 const LOST_MAX: f64 = 0.95;
-/// Clock ticks per second in start times.
 const TICKS_PER_S: f64 = 100.0;
-/// Start times are counted from long before the beginning, so that programs can be older than the run.
+/// Zero of start times, long before the beginning, so that programs can be older than the run.
 const EPOCH_S: f64 = 1e7;
-/// Most processes of one workload, forks included.
 const PROCESSES_MAX: usize = 8192;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Alive {
-    /// Seconds since the start of the run; negative when it is older.
+    /// Seconds since the start of the run; negative when older.
     pub(crate) started_s: f64,
     pub(crate) processes: Vec<ProcessId>,
     pub(crate) private: Vec<Segment>,
     pub(crate) shared: Option<Segment>,
-    /// How often it executed itself anew.
     pub(crate) executions: u32,
 }
 
@@ -50,7 +47,6 @@ impl Alive {
     }
 }
 
-/// A workload: one instance of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) name: String,
@@ -59,7 +55,6 @@ pub(crate) struct Program {
     pub(crate) alive: Option<Alive>,
     /// CPUs asked for; `None` = all.
     pub(crate) mask: Option<Vec<CpuId>>,
-    /// Whether each thread is to stay on its board, in groups that share data.
     pub(crate) grouped: bool,
     /// The chip on which each process is kept, by its number; empty = wherever the mask allows.
     pub(crate) split: Vec<u32>,
@@ -81,7 +76,6 @@ pub(crate) struct Program {
     pub(super) books: Books,
 }
 
-/// What is drawn for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     noise: Noise,
@@ -90,7 +84,6 @@ pub(crate) struct Chance {
     pub(super) cursor: BurstCursor,
 }
 
-/// What drives it, as it was found.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Driven {
     pub(super) think_s: Option<f64>,
@@ -102,12 +95,10 @@ pub(crate) struct Driven {
     pub(super) arrivals: Option<f64>,
 }
 
-/// What is still to be booked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books {
     /// Work whose response times are not.
     pending: f64,
-    /// Requests that wait (open load).
     backlog: f64,
     /// Standstill in seconds.
     pub(super) debt_s: f64,
@@ -202,7 +193,7 @@ impl World {
             program.books.debt_s = 0.0;
             program.load = 1.0;
             if !first {
-                // A new process: what was set on the old one is gone, unless whoever starts it sets it again.
+                // A new process loses the old settings, unless its starter sets them again.
                 (program.mask, program.bound, program.grouped) = (None, false, false);
                 program.split.clear();
             }
@@ -231,7 +222,7 @@ impl World {
         Ok(())
     }
 
-    /// As if it restarted, but in the same processes, whose threads stay where they were put.
+    /// As a restart, but the same processes and thread places stay.
     pub(super) fn execute(&mut self, p: usize) -> Result<(), WorldError> {
         let Some(program) = self.programs.get_mut(p) else {
             return Ok(());
@@ -288,7 +279,7 @@ impl World {
         Ok(())
     }
 
-    /// Share of the memory by node: as given, bound, or where the threads run first.
+    /// Memory share by node: as given, bound, or where the threads first run.
     fn first_touch(&self, p: usize, spec: &ProgramSpec) -> Vec<f64> {
         let nodes = self.memory.nodes().len();
         if let Some(bound) = self.programs.get(p).and_then(|p| p.nodes.as_ref()) {
@@ -389,7 +380,7 @@ impl World {
 }
 
 impl Program {
-    /// Runs with the present rates. Returns the CPU seconds.
+    /// Runs at the present rates. Returns the CPU seconds.
     pub(super) fn run(&mut self, from: u64, until: u64) -> f64 {
         let span_s = (until - from) as f64 / 1e9;
         let lost = self.books.debt_s.min(span_s * LOST_MAX);
@@ -441,7 +432,7 @@ impl Program {
         cpu
     }
 
-    /// Books the response times of the work since the rates last changed.
+    /// Books the response times of the work since the last rate change.
     pub(super) fn flush(&mut self) {
         let work = std::mem::take(&mut self.books.pending);
         if work > 0.0 && self.drive.response.service_s.is_finite() {
@@ -450,7 +441,6 @@ impl Program {
     }
 }
 
-/// Clock ticks of a start time.
 pub(crate) fn ticks(started_s: f64) -> u64 {
     ((started_s + EPOCH_S).max(0.0) * TICKS_PER_S) as u64
 }

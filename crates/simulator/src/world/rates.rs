@@ -7,32 +7,29 @@ use crate::scheduler::{Classes, Placed, Request, place_in};
 use homeostat_model::{CpuId, Nanoseconds};
 use std::collections::BTreeMap;
 
-/// Time constant with which threads reach the CPUs that they are restricted to, in seconds (experiments.md, CPU
-/// affinity: 1.5 s).
+/// Time constant of threads moving to their allowed CPUs, s (experiments.md, CPU affinity: 1.5 s).
 const PLACEMENT_SETTLING_S: f64 = 1.5;
-/// Moments after a change of placement at which the rates are worked out again; after the last one it is over.
+/// Times after a placement change at which rates are recomputed; the last one ends it.
 const SHIFT_STEPS_S: [f64; 9] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5, 7.5];
-/// Most rounds to find how many threads are busy; each is a solution of the whole machine.
+/// Most rounds for the number of busy threads; each solves the whole machine.
 const ROUNDS_MAX: usize = 16;
-/// Times the rates are worked out for a state at rest.
 const REST_ROUNDS: u32 = 3;
-/// Relative change of the busy threads below which they are found.
 const ROUNDS_PRECISION: f64 = 1e-6;
-/// Share of the busiest chip's threads from which on a chip counts as spanned in full.
+/// Share of the busiest chip's threads from which a chip counts as spanned in full.
 const SPANNED_FROM: f64 = 0.25;
-/// How long after the end of a copy it is noticed: the next slice of a paced move comes within this time, in ns.
+/// Delay until the end of a copy is noticed, ns: the next slice of a paced move comes within it.
 const COPY_END_NS: u64 = 2_000_000;
 
-/// Where a workload's threads were, whether they were grouped by board, and whether each process had its chip.
+/// Places of a workload's threads, whether grouped by board, and whether each process has its chip.
 type Place = (Option<Placed>, bool, bool);
 
-/// Threads are on their way from where they were, of which that is left.
+/// Threads under way, with the remaining share.
 struct Fading {
     from: Vec<Place>,
     weight: f64,
 }
 
-/// What programs ask of the machine, each at the same place of all lists.
+/// Demands of the programs, with the same index in all lists.
 #[derive(Default)]
 struct Asked {
     alive: Vec<usize>,
@@ -44,48 +41,38 @@ struct Asked {
 struct Terms {
     limit: Limit,
     is_bound: bool,
-    /// Each process is on a chip of its own.
     is_apart: bool,
 }
 
-/// What was found of a program.
 struct Found {
-    /// Busy threads.
     busy: f64,
     placed: Placed,
     rate: Rate,
     large_share: f64,
-    /// CPUs on which it may run, and those that are idle.
+    /// CPUs on which it may run, and idle ones.
     room: f64,
     idle: f64,
 }
 
-/// What the rates follow from, beside the programs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rates {
-    /// They are to be worked out again.
     pub(super) dirty: bool,
-    /// They are not worked out until everything is arranged.
     arranging: bool,
-    /// How often they were worked out.
     pub(super) solved: u64,
     warm: Warm,
-    /// Where the threads were when a restriction changed, and when.
+    /// Places of the threads at the last change of a restriction, and its time.
     shift: Option<(Vec<Place>, u64)>,
-    /// Copying of memory under way, by program.
     pub(super) movers: BTreeMap<usize, Mover>,
 }
 
-/// Copying of memory for one program that is under way.
 #[derive(Clone, Debug)]
 pub(super) struct Mover {
-    /// When it ends, ns.
+    /// End, ns.
     pub(super) until: u64,
     copies: Vec<Copying>,
 }
 
 impl Rates {
-    /// All is still to be worked out.
     pub(super) fn unknown() -> Self {
         Self {
             dirty: true,
@@ -117,7 +104,6 @@ impl World {
         }
     }
 
-    /// Whether its threads may not use every CPU that is online.
     fn is_bound(&self, p: &Program) -> bool {
         p.mask.as_ref().is_some_and(|mask| {
             let mut allowed = vec![false; self.online.len()];
@@ -130,7 +116,6 @@ impl World {
         })
     }
 
-    /// What is being copied now.
     fn copies(&self) -> Vec<Copying> {
         self.rates
             .movers
@@ -139,9 +124,8 @@ impl World {
             .collect()
     }
 
-    /// Somebody copies memory of a program between nodes from now on for so long: `bytes` by the nodes from and to. It is
-    /// spread evenly over that time, and takes its part of links and memory controllers from the programs. A new copy of
-    /// the same program takes the place of the one before.
+    /// Somebody copies memory of a program between nodes for this time: `bytes` by source and destination node. Spread
+    /// evenly, it takes its part of links and memory controllers. A new copy of the program replaces the last.
     pub(crate) fn copy(&mut self, p: usize, bytes: &BTreeMap<(usize, usize), u64>, seconds: f64) {
         if bytes.is_empty() || !(seconds > 0.0 && seconds.is_finite()) {
             return;
@@ -161,12 +145,11 @@ impl World {
                     .collect(),
             },
         );
-        // A slice that follows at once replaces this one before the end is noticed: one solution instead of two.
+        // An immediate next slice replaces this one before its end is noticed: one solution instead of two.
         self.schedule_s((until + COPY_END_NS) as f64 / 1e9, Event::Copied(p, until));
         self.rates.dirty = true;
     }
 
-    /// Works out the rates after something changed.
     pub(super) fn settle(&mut self) {
         if !self.rates.dirty || self.rates.arranging {
             return;
@@ -212,7 +195,7 @@ impl World {
                 .and_then(|p| self.effective(p))
                 .map_or(online, |a| a.iter().filter(|a| **a).count() as f64);
             if let Some(p) = self.programs.get_mut(*index) {
-                // Calibrated at full load; what it is now follows from that.
+                // Calibrated at full load, from which the present follows.
                 self.rates.dirty |= p.load * p.modulation != 1.0
                     && matches!(limit.drive, Drive::FindRate | Drive::FindThink { .. });
                 p.adopt(
@@ -230,7 +213,6 @@ impl World {
         }
     }
 
-    /// What these programs ask of the machine.
     fn ask(&self, alive: Vec<usize>, fading: Option<&Fading>) -> Asked {
         let mut asked = Asked::default();
         for index in &alive {
@@ -258,7 +240,7 @@ impl World {
                 chance: 0.0,
             });
             let before = fading.map(|f| (f.from.get(*index), f.weight));
-            // Processes on the way to their chips are as far from their memory as before.
+            // Processes under way are as far from their memory as before.
             let arrived = match before {
                 Some((place, weight)) if !place.is_some_and(|(_, _, split)| *split) => 1.0 - weight,
                 _ => 1.0,
@@ -283,7 +265,7 @@ impl World {
         asked
     }
 
-    /// Where their threads are and how fast they run, by rounds: how many are busy depends on it, too.
+    /// Thread places and speeds, in rounds: the number of busy threads depends on speed.
     fn find_rates(&mut self, asked: &mut Asked, fading: Option<&Fading>) -> (Vec<Placed>, Solution) {
         let (mut placed, mut solution) = (Vec::new(), Solution::default());
         let copies = self.copies();
@@ -322,7 +304,6 @@ impl World {
         (placed, solution)
     }
 
-    /// Share of the processes by chip.
     fn by_chip(&self, split: &[u32]) -> Vec<f64> {
         let mut chips = vec![0.0; self.layout.chips.len()];
         for chip in split {
@@ -333,8 +314,8 @@ impl World {
         chips
     }
 
-    /// What a program asks of the machine, apart from where it runs. Where each process has a chip of its own, its private
-    /// memory on the node of that chip is `aligned` with it, as far as it has `arrived` (0..1).
+    /// A program's demand apart from its place. If each process has its chip, private memory on the chip's node is
+    /// `aligned` as far as it has `arrived` (0..1).
     fn demand(&self, p: &Program, arrived: f64) -> Demand {
         let nodes = self.memory.nodes().len();
         let mut memory = vec![0.0; nodes];
@@ -352,7 +333,7 @@ impl World {
                 let own = s.weight_on().get(node).copied().unwrap_or(0.0);
                 let own = arrived * own * s.bytes.0 as f64 / resident.max(1.0);
                 aligned += own;
-                // The rest is shared out by what lies elsewhere.
+                // Memory elsewhere shares the rest.
                 if let Some(m) = memory.get_mut(node) {
                     *m -= own;
                 }
@@ -378,7 +359,7 @@ impl World {
         demand
     }
 
-    /// Where it runs; `apart`: each process on a chip of its own.
+    /// `apart`: each process on a chip of its own.
     fn aim(&self, demand: &mut Demand, placed: &Placed, apart: bool) {
         let threads = placed.running_threads();
         demand.running.clone_from(&placed.running);
@@ -407,13 +388,11 @@ impl World {
         };
     }
 
-    /// Marks that rates have to be worked out again.
     pub(crate) fn touch(&mut self) {
         self.rates.dirty = true;
     }
 
-    /// Restricts the threads of a workload, or frees them. They get there with a time constant of
-    /// [`PLACEMENT_SETTLING_S`].
+    /// Restricts or frees a workload's threads. They move with the time constant [`PLACEMENT_SETTLING_S`].
     pub(crate) fn set_mask(&mut self, p: usize, mask: Option<Vec<CpuId>>, grouped: bool, person: bool) {
         self.settle();
         self.begin_shift();
@@ -426,8 +405,7 @@ impl World {
         self.rates.dirty = true;
     }
 
-    /// Keeps each process of a workload on a chip of its own, by number; they get there as [`Self::set_mask`] says, which
-    /// sets them free again.
+    /// Keeps each process of a workload on its chip, by number. [`Self::set_mask`] describes the pace and ends it.
     pub(crate) fn set_split(&mut self, p: usize, chips: Vec<u32>) {
         if let Some(program) = self.programs.get_mut(p) {
             program.split = chips;
@@ -452,19 +430,18 @@ impl World {
         self.settle();
     }
 
-    /// Threads are at once where they are allowed to be, and the rates are those of that state. No time passes: this
-    /// is for trying placements on a copy of the world.
+    /// Moves threads to their allowed places at once and computes the rates: for trying placements on a copy.
     pub fn come_to_rest(&mut self) {
         self.rates.shift = None;
         self.queue.retain(|_, event| *event != Event::Shift);
-        // Each round starts from the busy threads that the last one found.
+        // Each round starts from the last round's busy threads.
         for _ in 0..REST_ROUNDS {
             self.rates.dirty = true;
             self.settle();
         }
     }
 
-    /// A copy of the world in which all of this is arranged at once and at rest. Rates are worked out only then.
+    /// A copy of the world with this arranged at once and at rest. Rates are computed once at the end.
     ///
     /// # Errors
     /// What `arrange` answers.
@@ -490,9 +467,8 @@ fn unit_s(profile: &Profile, rate: &Rate) -> f64 {
     }
 }
 
-/// Number of chips that the threads of one instance span. A chip counts in full when at least a quarter as much runs
-/// there as on the busiest: then the instance's working set is in its cache too (assumed; model-fit P14 counts two chips
-/// at shares of .25 and .75).
+/// Number of chips that the threads of one instance span. A chip counts in full from a quarter of the busiest chip's
+/// threads: its cache then holds the working set. Assumed; model-fit P14 counts two chips at shares of .25 and .75.
 fn chips_spanned(running: &[f64]) -> f64 {
     let most = running.iter().copied().fold(0.0, f64::max);
     if most <= 0.0 {
@@ -519,7 +495,7 @@ fn blend(before: &Placed, now: &Placed, weight: f64) -> Placed {
     }
 }
 
-/// How much longer a unit takes because threads wait for CPUs.
+/// Factor on a unit's time because threads wait for CPUs.
 fn stretch(placed: &Placed) -> f64 {
     let running = placed.running_threads();
     if running > 0.0 {
@@ -529,12 +505,9 @@ fn stretch(placed: &Placed) -> f64 {
     }
 }
 
-/// What limits the number of busy threads of a program.
 struct Limit {
     profile: Profile,
-    /// Threads there are.
     threads: f64,
-    /// Busy threads to start the search from.
     start: f64,
     drive: Drive,
 }
@@ -544,9 +517,9 @@ enum Drive {
     Closed { customers: f64, think_s: f64 },
     /// Requests per second.
     Open { per_s: f64 },
-    /// As many busy threads as the start: the think time follows from the CPU share of the response time.
+    /// Keeps the start's busy threads: the think time follows from the CPU share of the response time.
     FindThink { share: f64 },
-    /// As many busy threads as the start: the rate of arrivals follows.
+    /// Keeps the start's busy threads: the arrival rate follows.
     FindRate,
 }
 
@@ -594,9 +567,8 @@ impl Limit {
         }
     }
 
-    /// How far the number of busy threads varies by chance ([`Request::chance`]) when so many are busy on average: those
-    /// of customers who think come and go, and so do requests from outside; where nobody ever pauses, the number is
-    /// always the same.
+    /// Random variation of the busy threads ([`Request::chance`]) at this mean. Thinking customers and outside requests
+    /// come and go; without pauses the number is constant.
     fn chance(&self, busy: f64) -> f64 {
         let most = match self.drive {
             Drive::Closed { customers, .. } => customers.min(self.threads),
@@ -610,7 +582,7 @@ impl Limit {
         }
     }
 
-    /// Busy threads when a unit takes so long and they are placed like this.
+    /// Busy threads for this unit time and placement.
     fn busy(&self, placed: &Placed, unit_s: f64) -> f64 {
         let stretch = stretch(placed);
         let wanted = match self.drive {
@@ -631,7 +603,6 @@ impl Limit {
 }
 
 impl Program {
-    /// Takes over the rates that were worked out.
     fn adopt(&mut self, limit: &Limit, found: Found) {
         let placed = found.placed;
         let unit_s = unit_s(&limit.profile, &found.rate);
@@ -645,7 +616,7 @@ impl Program {
         };
         let possible = per_s(running);
         let stretch = stretch(&placed);
-        // How many of its threads could run if there were work for them.
+        // Threads that could run if there were work.
         let most = limit
             .threads
             .min(found.room)
@@ -661,7 +632,7 @@ impl Program {
                 (per_s.min(possible.max(capacity)), open(per_s))
             }
             Drive::Closed { .. } => (possible, closed),
-            // Calibrated by the state in which the program was found.
+            // Calibrated in the found state.
             Drive::FindThink { share } => {
                 if unit_s.is_finite() {
                     self.drive.think_s = Some(unit_s * stretch * (1.0 - share) / share);

@@ -1,4 +1,4 @@
-//! What can be seen of the machine, and what the optimizer costs.
+//! The visible state of the machine, and the optimizer's cost.
 
 use super::{Alive, Surroundings, World, ticks};
 use crate::behaviour::ResponseTimes;
@@ -8,10 +8,10 @@ use homeostat_model::{Bytes, CpuId, Nanoseconds, NodeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Accesses to memory of a running thread per second, for the chance that it meets a page on the move (assumed).
+/// Memory accesses of a running thread per second, for the chance to meet a moving page (assumed).
 const ACCESSES_PER_S: f64 = 1e7;
 
-/// What a program did since the start of the run.
+/// Totals of a program since the start of the run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Seconds in which it ran.
@@ -20,7 +20,7 @@ pub struct Totals {
     pub work: f64,
     /// CPU seconds, as the operating system counts them.
     pub cpu_s: f64,
-    /// Seconds of cores consumed: in a shared partition a core that runs one thread is consumed whole.
+    /// Seconds of consumed cores: in a shared partition a core with one thread is consumed whole.
     pub core_s: f64,
     /// Seconds that its threads waited for a CPU.
     pub wait_s: f64,
@@ -66,9 +66,9 @@ impl Totals {
 pub struct Pace {
     /// Units of work per second.
     pub work_per_s: f64,
-    /// Units per second that it could do at most where it is allowed to run.
+    /// Largest rate where it may run, units per second.
     pub capacity_per_s: f64,
-    /// Share of the work offered to it that it does: below 1 its requests wait ever longer. 1 for a closed load.
+    /// Share of the offered work that it does: below 1 its requests wait ever longer. 1 for a closed load.
     pub served: f64,
     /// CPUs used.
     pub cpus: f64,
@@ -87,8 +87,7 @@ pub struct Pace {
 pub struct Settings {
     /// CPUs to which threads are restricted, by workload; free ones are absent.
     pub masks: BTreeMap<String, Vec<CpuId>>,
-    /// Workloads whose threads are kept on their boards in groups, or (`NAME by process 0,0,1,1`) each of whose processes
-    /// is kept on a chip.
+    /// Workloads with threads kept on their boards in groups, or (`NAME by process 0,0,1,1`) each process on a chip.
     pub grouped: Vec<String>,
     /// Small pages (or their equivalent) by workload and node.
     pub pages: BTreeMap<String, BTreeMap<NodeId, u64>>,
@@ -96,7 +95,7 @@ pub struct Settings {
     pub large: BTreeMap<String, u64>,
     /// A number over the place and kind of every piece, by workload: differs when any piece differs.
     pub pieces: BTreeMap<String, u64>,
-    /// Start time of the main process by workload, in ticks: another one = it restarted and lost what was set on it.
+    /// Main process start by workload, in ticks. A change means a restart, which lost its settings.
     pub started: BTreeMap<String, u64>,
     /// CPUs whose hardware prefetch is off.
     pub prefetch_off: Vec<CpuId>,
@@ -125,19 +124,18 @@ impl World {
             .filter_map(|p| p.placed.as_ref())
             .map(|p| p.cores_dispatched.iter().sum::<f64>())
             .sum();
-        // With almost all cores busy the chance grows that there is none to spare. A core that runs something already has
-        // a thread to spare, but what runs there gets slower by as much.
+        // With busy cores, a spare core gets unlikely. A used core's spare thread slows that core as much.
         let full = ((dispatched / cores - 0.85) / 0.15).clamp(0.0, 1.0);
         for p in self.programs.iter_mut().filter(|p| p.alive.is_some()) {
             p.books.debt_s += seconds * full / online;
         }
     }
 
-    /// The program's threads may meet memory that is locked for so long, to which this share of its accesses goes.
+    /// The program's threads may meet memory locked for this time, with this share of its accesses.
     pub(crate) fn stall(&mut self, p: usize, seconds: f64, weight: f64) {
         if let Some(program) = self.programs.get_mut(p) {
             if seconds > 0.0 {
-                // A thread runs until its first access to the locked memory, then waits for the rest of the time.
+                // A thread runs until its first access to the locked memory, then waits.
                 let accesses = ACCESSES_PER_S * weight.clamp(0.0, 1.0) * seconds;
                 let share = if accesses > 1e-6 {
                     1.0 - (1.0 - (-accesses).exp()) / accesses
@@ -149,7 +147,7 @@ impl World {
         }
     }
 
-    /// As `stall`, for so many stretches of memory of the same kind one after the other.
+    /// As `stall`, for this many similar stretches of memory in sequence.
     pub(crate) fn stall_often(&mut self, p: usize, seconds: f64, weight: f64, count: u64) {
         let before = self.programs.get(p).map_or(0.0, |p| p.books.debt_s);
         self.stall(p, seconds, weight);
@@ -192,7 +190,6 @@ impl World {
         self.busy_s
     }
 
-    /// Threads that wait for a CPU now.
     pub(crate) fn waiting(&self) -> f64 {
         self.programs.iter().map(|p| p.pace.waiting).sum()
     }
@@ -206,7 +203,7 @@ impl World {
             .collect()
     }
 
-    /// What a program (all its instances) or a workload did since the start; zeros for an unknown name.
+    /// Totals of a program (all instances) or a workload since the start; zeros for an unknown name.
     pub fn totals(&mut self, name: &str) -> Totals {
         let mut sum = Totals::default();
         for p in self.members(name).unwrap_or_default() {
@@ -233,8 +230,7 @@ impl World {
         self.rates.solved
     }
 
-    /// Seconds that a program (all its instances) or a workload stood still for moves and conversions, or lost to the
-    /// optimizer, since the start; zero for an unknown name.
+    /// Seconds that a program or workload lost to moves, conversions and the optimizer; zero for an unknown name.
     pub fn lost_s(&self, name: &str) -> f64 {
         let members = self.members(name).unwrap_or_default();
         members
@@ -243,7 +239,7 @@ impl World {
             .fold(0.0, |sum, p| sum + p.totals.lost_s)
     }
 
-    /// Where a workload runs now: threads by chip; empty when it does not run.
+    /// Present threads of a workload by chip; empty when it does not run.
     pub fn running(&mut self, workload: &str) -> Vec<f64> {
         self.settle();
         self.find(workload)

@@ -8,18 +8,17 @@ use crate::memory::MemoryError;
 use crate::scheduler::SchedulerKind;
 use serde::{Deserialize, Serialize};
 
-/// Most changes by people in one specification.
 const EVENTS_MAX: usize = 100_000;
 
-/// What the optimizer itself costs, in CPU time of this machine.
+/// The optimizer's cost in CPU time of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OwnCost {
-    /// One look at the machine, in microseconds.
+    /// One sample of the machine, in microseconds.
     pub look_us: f64,
     /// Each process that is scanned.
     pub process_us: f64,
-    /// Each workload that is looked at in detail.
+    /// Each workload sampled in detail, in microseconds.
     pub detail_us: f64,
     /// Resident memory of the daemon in MiB.
     pub resident_mib: u64,
@@ -37,7 +36,7 @@ impl Default for OwnCost {
     }
 }
 
-/// What surrounds the programs.
+/// The programs' surroundings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Surroundings {
@@ -49,10 +48,9 @@ pub struct Surroundings {
     pub own_cost: OwnCost,
     /// Whether the processor's event counters can be read.
     pub counters: bool,
-    /// Noise of the event counters from one look to the next, relative, 0..1.
+    /// Relative noise of the event counters between samples, 0..1.
     pub counter_cv: f64,
-    /// By how much each event counter of each program is off, always: the standard deviation of the logarithm of its
-    /// factor, 0..1.
+    /// Constant bias of each event counter of each program: standard deviation of its factor's logarithm, 0..1.
     pub counter_bias: f64,
 }
 
@@ -80,16 +78,16 @@ pub struct WorldSpec {
     /// Its programs.
     #[serde(default)]
     pub programs: Vec<ProgramSpec>,
-    /// Profiles that the programs name, beside those that ship with the program.
+    /// Profiles that the programs name, in addition to the shipped ones.
     #[serde(default)]
     pub profiles: Vec<Profile>,
     /// Seed of all noise.
     #[serde(default)]
     pub seed: u64,
-    /// What people do.
+    /// Changes by people.
     #[serde(default)]
     pub events: Vec<TimedChange>,
-    /// What surrounds the programs.
+    /// The programs' surroundings.
     #[serde(default)]
     pub surroundings: Surroundings,
 }
@@ -108,7 +106,6 @@ impl WorldSpec {
         }
     }
 
-    /// What is wrong with the values; empty when nothing is.
     pub(super) fn complaints(&self) -> Vec<String> {
         let mut wrong: Vec<String> = self.programs.iter().flat_map(ProgramSpec::complaints).collect();
         if !["always", "madvise", "never"].contains(&self.surroundings.large_page_switch.as_str()) {
@@ -144,15 +141,15 @@ pub enum WorldError {
     /// No such program.
     #[error("there is no program or workload {name:?}")]
     NoSuchProgram {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// No such profile.
     #[error("program {program}: there is no profile {name:?}")]
     NoSuchProfile {
-        /// Whose.
+        /// The program.
         program: String,
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
     /// No such CPU or node.
@@ -161,7 +158,7 @@ pub enum WorldError {
     /// A program does not fit into memory.
     #[error("{program} does not fit into memory: {source}")]
     Memory {
-        /// Which.
+        /// The program.
         program: String,
         /// Why.
         source: MemoryError,

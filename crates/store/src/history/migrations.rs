@@ -1,10 +1,7 @@
-//! The schema, as the list of steps that lead to it. A step that was released is never edited: a change is a
-//! new step at the end. `PRAGMA user_version` counts the steps taken.
-//!
-//! Conventions: unsigned 64-bit numbers (seeds, nanoseconds, bytes) are stored as the signed integer with the
-//! same bits; a number that is not a number is NULL; times of day are seconds since the epoch (`_unix`).
+//! The schema, as the list of migration steps. Never edit a released step: a change is a new step at the end. `PRAGMA
+//! user_version` counts the steps taken. Unsigned 64-bit numbers (seeds, nanoseconds, bytes) are stored as the signed
+//! integer with the same bits. NaN is NULL. `_unix` columns are seconds since the epoch.
 
-/// The steps, in order.
 pub(super) const MIGRATIONS: &[&str] = &[
     // 1: what was tried
     "CREATE TABLE meta (
@@ -195,7 +192,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
         JOIN machines ON machines.id = experiments.machine
         JOIN workloads ON workloads.id = judged.workload
         GROUP BY machines.id, workloads.id, experiments.strategy;",
-    // 6: the reader that was contained
+    // 6: the limited reader
     "ALTER TABLE experiments ADD COLUMN reader TEXT;
     CREATE INDEX experiments_by_reader ON experiments (reader) WHERE reader IS NOT NULL;",
     // 7: what a second meter said of a trial; nothing reads or writes it any more
@@ -216,7 +213,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
         difference_upper REAL,
         difference_confidence REAL
     ) STRICT;",
-    // 8: what was seen of the spans of those that were tried: a JSON array
+    // 8: run-to-block times of the tried workloads: a JSON array
     "ALTER TABLE experiments ADD COLUMN spans TEXT;",
     // 9: whether the meters that judged kept their meaning: a JSON array
     "ALTER TABLE experiments ADD COLUMN meanings TEXT;",

@@ -1,9 +1,7 @@
-//! A history that never fails the daemon.
-//!
-//! What the loop wants to remember is queued and written once a tick. When the file can not be written, the
-//! history goes on in memory, seeded with what could still be read (a known harm must not be repeated because
-//! the disk is full), and tries again every few minutes; then it writes what it collected meanwhile. A damaged
-//! file is moved to `history.sqlite.damaged-SECONDS` and a new one begun. The operator is told each change once.
+//! A history that never fails the daemon. Entries are queued and written once a tick. If that fails, an in-memory
+//! history takes over, seeded with the readable entries: a full disk must not repeat a known harm. Every few minutes it
+//! tries the disk again and writes the new entries. A damaged file moves to `history.sqlite.damaged-SECONDS`. Each
+//! change is reported once.
 
 use super::{
     DecisionRecord, Entry, ExperimentFilter, Filter, History, HistoryError, HistoryOptions, PlaceboSummary,
@@ -13,20 +11,17 @@ use homeostat_model::{Bytes, ExperimentId, ExperimentRecord, ProvenReader};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-/// Seconds between two tries to get back to the disk.
 const RETRY_SECONDS: u64 = 300;
 /// Most entries that wait to be written; beyond it the oldest are dropped and counted.
 const QUEUE_MAX: usize = 4096;
 /// Most messages that wait to be taken.
 const MESSAGES_MAX: usize = 64;
-/// Damaged files kept for a person to look at; the oldest are deleted.
+/// Damaged files kept for a person; the oldest are deleted.
 const DAMAGED_FILES_MAX: usize = 3;
-/// Size of the substitute in memory.
 const MEMORY_BYTES_MAX: Bytes = Bytes::from_mib(2);
-/// Experiments that the substitute is seeded with.
 const SEED_MAX: u32 = 500;
 
-/// Where the history is kept at the moment.
+/// The present place of the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryState {
     /// On disk, as it should be.
@@ -40,18 +35,18 @@ pub enum HistoryState {
     },
 }
 
-/// The history as the daemon uses it: no call fails or blocks for long. See the head of this file.
+/// The history as the daemon uses it. No call fails or blocks for long.
 #[derive(Debug)]
 pub struct ResilientHistory {
     path: PathBuf,
     options: HistoryOptions,
     state: HistoryState,
-    /// `None` only when there was not even memory for the substitute.
+    /// `None` only without memory for the substitute.
     history: Option<History>,
     retry_at_unix: u64,
     queue: VecDeque<Entry>,
     dropped: u64,
-    /// Experiments recorded since the history is in memory: these go to the disk later, not the seeded ones.
+    /// Experiments recorded in memory since the fallback. Only these, not the seed, go to the disk later.
     unsaved: BTreeSet<ExperimentId>,
     messages: Vec<String>,
     /// The last fault of reading or waiting that was reported, so that it is reported once.
@@ -80,7 +75,7 @@ impl ResilientHistory {
         this
     }
 
-    /// Where the history is kept.
+    /// The place of the history.
     pub fn state(&self) -> &HistoryState {
         &self.state
     }
@@ -90,7 +85,7 @@ impl ResilientHistory {
         self.dropped
     }
 
-    /// What the operator should be told, each thing once. Empties the list.
+    /// Messages for the operator, each once. Empties the list.
     pub fn take_messages(&mut self) -> Vec<String> {
         std::mem::take(&mut self.messages)
     }
@@ -105,8 +100,7 @@ impl ResilientHistory {
         self.push(Entry::Window(window));
     }
 
-    /// Remembers an experiment at the next [`flush`](Self::flush). Of several states of one experiment in one tick
-    /// only the last is written.
+    /// Queues an experiment for the next [`flush`](Self::flush). Only its last state in a tick is written.
     pub fn record_experiment(&mut self, experiment: ExperimentRecord) {
         self.queue
             .retain(|entry| !matches!(entry, Entry::Experiment(e) if e.id == experiment.id));
@@ -132,8 +126,7 @@ impl ResilientHistory {
         self.queue.push_back(entry);
     }
 
-    /// Writes what was recorded since the last call, in one transaction; tries to get back to the disk when that
-    /// is due. Call it once a tick.
+    /// Writes the queue in one transaction and tries the disk again when due. Call it once a tick.
     pub fn flush(&mut self, now_unix: u64) {
         if matches!(self.state, HistoryState::InMemory { .. }) && now_unix >= self.retry_at_unix {
             self.try_disk(now_unix);
@@ -146,8 +139,7 @@ impl ResilientHistory {
     }
 
     fn write(&mut self, batch: Vec<Entry>, now_unix: u64) {
-        // Each turn ends the matter or moves to a more modest place: as given, after pruning or with a new file,
-        // in memory.
+        // Each pass finishes or falls back: as given, after pruning or with a new file, in memory.
         for _ in 0..3 {
             match self.write_once(&batch, now_unix) {
                 Ok(()) => {
@@ -204,8 +196,7 @@ impl ResilientHistory {
         }));
     }
 
-    /// One small step of forgetting. Call it now and then, for example once a minute; true when there is more to
-    /// do soon.
+    /// Deletes a small step. Call it about once a minute; true when there is more to do soon.
     pub fn prune(&mut self, now_unix: u64) -> bool {
         let Some(history) = &mut self.history else {
             return false;
@@ -219,33 +210,33 @@ impl ResilientHistory {
         }
     }
 
-    /// As [`History::experiments`]; empty when they can not be read.
+    /// As [`History::experiments`]; empty when unreadable.
     pub fn experiments(&mut self, filter: &ExperimentFilter, now_unix: u64) -> Vec<ExperimentRecord> {
         self.read(now_unix, |h| h.experiments(filter)).unwrap_or_default()
     }
 
-    /// As [`History::decisions`]; empty when they can not be read.
+    /// As [`History::decisions`]; empty when unreadable.
     pub fn decisions(&mut self, filter: &Filter, now_unix: u64) -> Vec<DecisionRecord> {
         self.read(now_unix, |h| h.decisions(filter)).unwrap_or_default()
     }
 
-    /// As [`History::windows`]; empty when they can not be read.
+    /// As [`History::windows`]; empty when unreadable.
     pub fn windows(&mut self, filter: &Filter, now_unix: u64) -> Vec<Window> {
         self.read(now_unix, |h| h.windows(filter)).unwrap_or_default()
     }
 
-    /// As [`History::priors`]; empty when they can not be read: then everything is tried as if for the first time.
+    /// As [`History::priors`]. Empty when unreadable: every strategy is then tried as if for the first time.
     pub fn priors(&mut self, machine: &str, now_unix: u64) -> Vec<Prior> {
         self.read(now_unix, |h| h.priors(machine)).unwrap_or_default()
     }
 
-    /// As [`History::proven_readers`]; empty when they can not be read: then every reader has to be proven anew.
+    /// As [`History::proven_readers`]. Empty when unreadable: every reader must then be proven anew.
     pub fn proven_readers(&mut self, machine: &str, now_unix: u64) -> Vec<ProvenReader> {
         self.read(now_unix, |h| h.proven_readers(machine))
             .unwrap_or_default()
     }
 
-    /// As [`History::placebo_summary`]; zero when it can not be read.
+    /// As [`History::placebo_summary`]; zero when unreadable.
     pub fn placebo_summary(&mut self, now_unix: u64) -> PlaceboSummary {
         self.read(now_unix, History::placebo_summary).unwrap_or_default()
     }
@@ -260,7 +251,7 @@ impl ResilientHistory {
             Entry::Decision(_) | Entry::Window(_) => None,
         });
         let next = waiting.fold(stored, Ord::max);
-        // Should the file be lost later, its numbers still are not used again.
+        // The numbers stay used even if the file is lost later.
         self.options.first_experiment = self.options.first_experiment.max(next);
         next
     }
@@ -270,7 +261,6 @@ impl ResilientHistory {
             Ok(found) => Some(found),
             Err(e) => {
                 self.reading_failed(&e, now_unix);
-                // The new place, if there is one, answers from what it has.
                 query(self.history.as_ref()?).ok()
             }
         }
@@ -283,7 +273,7 @@ impl ResilientHistory {
         }
     }
 
-    /// The file failed while it was open: begin a new one if it is damaged, else go on in memory.
+    /// Begins a new file if this one is damaged, else goes on in memory.
     fn fall_back(&mut self, e: &HistoryError, now_unix: u64) {
         if matches!(e, HistoryError::Damaged { .. }) {
             self.history = None;
@@ -295,7 +285,6 @@ impl ResilientHistory {
         self.degrade(e, now_unix);
     }
 
-    /// Opens the file; a damaged one is set aside first.
     fn open_file(&mut self, now_unix: u64) -> Result<History, HistoryError> {
         match History::open(&self.path, self.options) {
             Err(e @ HistoryError::Damaged { .. }) => self.begin_anew(&e, now_unix),
@@ -337,7 +326,7 @@ impl ResilientHistory {
         self.history = History::in_memory(options).ok();
         if let Some(history) = &mut self.history {
             let seed: Vec<Entry> = seed.into_iter().map(|x| Entry::Experiment(Box::new(x))).collect();
-            // Without the seed the daemon only forgets what it knew.
+            // Without the seed, only knowledge is lost.
             let _ = history.record(&seed);
         }
         self.unsaved.clear();
@@ -352,7 +341,6 @@ impl ResilientHistory {
         ));
     }
 
-    /// Tries to go back to the file and to write there what was collected in memory.
     fn try_disk(&mut self, now_unix: u64) {
         self.retry_at_unix = now_unix.saturating_add(RETRY_SECONDS);
         let Ok(mut disk) = self.open_file(now_unix) else {
@@ -383,7 +371,7 @@ impl ResilientHistory {
         }
     }
 
-    /// What was recorded in memory and is not on the disk, in the order in which it was recorded.
+    /// Entries that are only in memory, in order.
     fn collected(&self, memory: &History) -> Vec<Entry> {
         let all = Filter {
             limit: ROWS_MAX,
@@ -440,17 +428,17 @@ fn seed_from(history: &History) -> Vec<ExperimentRecord> {
     history.experiments(&filter).unwrap_or_default()
 }
 
-/// Moves a damaged database with its companions out of the way and deletes all but the newest such files.
+/// Moves a damaged database and its companions away, and deletes all but the newest such files.
 fn set_aside(path: &Path, now_unix: u64) -> std::io::Result<PathBuf> {
     let aside = with_suffix(path, &format!(".damaged-{now_unix}"));
-    // The companions first: a stale log must never stand beside a new database, SQLite might apply it.
+    // Companions first: SQLite might apply a stale log to a new database.
     for suffix in ["-shm", "-wal", ""] {
         match std::fs::rename(with_suffix(path, suffix), with_suffix(&aside, suffix)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
     }
-    // Only tidying; it is tried again next time.
+    // Only tidying; tried again next time.
     let _ = delete_old_damaged(path);
     Ok(aside)
 }

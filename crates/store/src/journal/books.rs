@@ -1,6 +1,5 @@
-//! What a sequence of journal records means: the state that is rebuilt by reading the file, and the same
-//! state that the open journal keeps in memory. One function, [`Books::enter`], serves both, so what a
-//! recovery finds is by construction what the daemon believed.
+//! The state that the journal records add up to. [`Books::enter`] builds it both when the file is read and while the
+//! journal is open. So recovery finds exactly what the daemon believed.
 
 use homeostat_model::{ActionId, ExperimentId, UndoRecord};
 use serde::{Deserialize, Serialize};
@@ -8,17 +7,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most actions that may be owed at one time; a further `intend` is refused.
 pub const OWED_MAX: usize = 1024;
-/// Most coins remembered; the oldest are dropped (an experiment of 200 blocks needs 200).
+/// Most remembered assignments; the oldest are dropped (an experiment of 200 blocks needs 200).
 pub const COINS_MAX: usize = 4096;
 /// Most remarks remembered; the oldest are dropped.
 pub const REMARKS_MAX: usize = 64;
 /// Longest remark in bytes; the rest is cut off.
 pub const REMARK_BYTES_MAX: usize = 1024;
 
-/// End of the text of the first record where the journal has a second file. Journals of older versions have none.
+/// End of the first record's text if the journal has a `journal.count`. Older versions have none.
 pub(super) const COUNTED: &str = ", counted in journal.count";
 
-/// How far an action that is owed an undo got, as far as the journal knows. The undo is owed in every state.
+/// Last known progress of an action whose undo is owed. The undo is owed in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OwedState {
@@ -48,23 +47,22 @@ impl std::fmt::Display for OwedState {
 /// An action whose undo is owed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owed {
-    /// What is needed to revert it.
+    /// The record for reverting it.
     pub record: UndoRecord,
     /// How far it got.
     pub state: OwedState,
 }
 impl Owed {
-    /// Whether the machine was booted since: then there is nothing to revert (kernel memory and settings
-    /// below `/proc` and `/sys` do not survive a boot) and the record can be closed.
+    /// Whether the machine was booted since. Kernel memory, `/proc` and `/sys` reset at boot: close the record.
     pub fn is_void(&self, boot_id: &str) -> bool {
         self.record.boot_id != boot_id
     }
 }
 
-/// The coin of one block of an experiment, fixed before the block starts.
+/// The random assignment of one block of an experiment, fixed before the block starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Coin {
-    /// Whose.
+    /// The experiment.
     pub experiment: ExperimentId,
     /// Position of the block, from 0.
     pub block: u32,
@@ -76,19 +74,17 @@ pub struct Coin {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Note {
-    /// A coin was drawn.
+    /// A random assignment was drawn.
     Coin(Coin),
-    /// The experiment ended; its coins need not be remembered any longer.
+    /// The experiment ended; its assignments may be forgotten.
     Ended(ExperimentId),
     /// Free text, for people.
     Remark(String),
 }
 
-/// What one journal record says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Event {
-    /// First record of a file.
     Start(String),
     /// From now on the undo is owed.
     Intend(Box<UndoRecord>),
@@ -100,7 +96,6 @@ pub(super) enum Event {
     Note(Note),
 }
 
-/// The state that the records add up to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Books {
     pub(super) owed: BTreeMap<ActionId, Owed>,
@@ -109,13 +104,12 @@ pub(super) struct Books {
     /// Highest numbers ever seen; they outlive compaction, so no number is ever used twice.
     pub(super) highest_action: u64,
     pub(super) highest_experiment: u64,
-    /// Actions whose undo record is known to have existed and can not be read any more.
+    /// Actions whose undo record existed and is unreadable now.
     pub(super) lost: BTreeSet<ActionId>,
 }
 
 impl Books {
-    /// Takes one record into account. Any order of any records is accepted; what can not be true is shown in
-    /// `lost`.
+    /// Takes one record into account. Records may come in any order; contradictions go to `lost`.
     pub(super) fn enter(&mut self, event: Event) {
         match event {
             Event::Start(_) => {}
@@ -172,7 +166,7 @@ impl Books {
         }
     }
 
-    /// Some records are lost: nothing is known to be put back any more, and everything is undone as far as it is there.
+    /// After a loss of records: nothing counts as put back any more, and every existing change is undone.
     pub(super) fn doubt(&mut self) {
         for owed in self.owed.values_mut().filter(|o| o.state == OwedState::PutBack) {
             owed.state = OwedState::Applied;
@@ -184,7 +178,7 @@ impl Books {
         self.owed.keys().chain(&self.lost).copied().collect()
     }
 
-    /// The shortest list of records that adds up to this state.
+    /// The shortest list of records for this state.
     pub(super) fn retell(&self) -> impl Iterator<Item = Event> + '_ {
         let start = std::iter::once(Event::Start(format!(
             "{}{COUNTED}",

@@ -1,18 +1,15 @@
-//! The second place: what the journal holds at least, so that a journal that lost its end, or all of it, is recognised.
-//!
-//! `journal.count` has two slots of a fixed size, written in turn; the valid one with the higher number counts. A torn write
-//! spoils one slot and leaves the one before. The file is written after the journal: it may know less, and never more.
+//! The least content of the journal, in a second file, so that the loss of the journal or of its end is noticed.
+//! `journal.count` has two slots of a fixed size, written alternately. The valid slot with the higher number counts, so
+//! a torn write leaves the one before. The file is written after the journal: it may know less, never more.
 
 use homeostat_model::ActionId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Bytes of one slot. Source: [`OWED_MAX`](super::OWED_MAX) numbers of 20 digits with their commas, and the rest of the line.
+/// Bytes of one slot: [`OWED_MAX`](super::OWED_MAX) numbers of 20 digits with commas, and the rest of the line.
 pub(super) const SLOT_BYTES: u64 = 32 * 1024;
-/// Bytes of the file.
 pub(super) const COUNT_BYTES: u64 = 2 * SLOT_BYTES;
 
-/// What was written into the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Count {
     /// Number of the record after the last one.
@@ -42,18 +39,15 @@ impl Count {
     }
 }
 
-/// What stands in the second place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// No file, or one that was made and never written.
     Nothing,
     /// A file without a valid slot.
     Unreadable,
-    /// The latest.
     Valid(Count),
 }
 
-/// Reads the bytes of the file.
 pub(super) fn decode(bytes: &[u8]) -> Found {
     if bytes.iter().all(|b| *b == 0) {
         return Found::Nothing;

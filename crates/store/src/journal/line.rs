@@ -1,9 +1,7 @@
-//! One record, one line: `CCCCCCCC {json}\n`, the first word being the CRC-32 (IEEE) of the JSON in eight
-//! hexadecimal digits. Bytes of value zero after the last record are reserved space, not data.
-//!
-//! The reader looks for records wherever they are, not only at line starts: a flipped newline must not cost
-//! the record after it. This is safe because the text ` {"v":` can not occur inside a JSON string (its quotes
-//! would be escaped).
+//! One record, one line: `CCCCCCCC {json}\n`, where the first word is the CRC-32 (IEEE) of the JSON in hexadecimal.
+//! Zero bytes after the last record are reserved space. The decoder looks for records anywhere, not only at line
+//! starts: a flipped newline must not cost the next record. This is safe because the text ` {"v":` cannot occur inside
+//! a JSON string, where its quotes are escaped.
 
 use super::RESERVE_BYTES;
 use super::books::{Books, COUNTED, Event};
@@ -14,14 +12,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Version of the format. Raised when an older program could misread a record; see [`super::JournalError::Newer`].
+/// Format version. Raised when an older program could misread a record: [`super::JournalError::Newer`].
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Most damaged places that are listed one by one.
 const DAMAGE_LISTED_MAX: usize = 64;
 
-/// Space behind the last record of a journal, unless that one closes an action. Source: the least that any other record leaves
-/// ([`super::Journal`], `Kind::leave`).
+/// Reserve behind a last record that closes no action: the least of any other kind ([`super::Journal`], `Kind::leave`).
 const SHORT_BYTES: u64 = RESERVE_BYTES / 4;
 
 const CHECKSUM_DIGITS: usize = 8;
@@ -32,8 +28,7 @@ struct Envelope {
     v: u32,
     /// Sequence number, gapless over the life of the journal.
     n: u64,
-    /// Highest action and experiment numbers seen before this record: in every record, so that no single
-    /// damaged line can make a number be used twice, and so that the loss of an undo record is noticed.
+    /// Highest action and experiment numbers before this record: reveals lost undo records, prevents reused numbers.
     a: u64,
     e: u64,
     event: Event,
@@ -65,13 +60,10 @@ pub(super) fn encode(
     Ok((line, envelope.event))
 }
 
-/// What a file of records added up to.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) books: Books,
-    /// Number for the next record.
     pub(super) sequence: u64,
-    /// Records read.
     pub(super) records: u64,
     /// Records known to have existed (by their sequence numbers) that could not be read.
     pub(super) missing: u64,
@@ -87,7 +79,7 @@ pub(super) struct Reading {
     pub(super) ends_with_newline: bool,
     /// The first record is not the one with which every journal begins.
     pub(super) headless: bool,
-    /// Records do not stand in the order in which they were written.
+    /// Records are out of order.
     pub(super) disordered: bool,
     /// The space that is kept behind the last record is not there.
     pub(super) short: bool,
@@ -106,7 +98,7 @@ impl Reading {
             && !(self.headless || self.disordered || self.short || self.uncounted)
     }
 
-    /// Holds the journal against the second place. `boot`: the current one.
+    /// Compares the journal with `journal.count`. `boot`: the current boot.
     pub(super) fn hold_against(&mut self, found: &Found, boot: &str) {
         match found {
             Found::Nothing => self.uncounted = self.counted,
@@ -156,10 +148,10 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
         at = stop + 1;
     }
     reading.disordered = !entries.is_sorted_by(|a: &Envelope, b| a.n < b.n);
-    // The order of writing decides what the records mean.
+    // The order of writing decides the meaning.
     entries.sort_by_key(|entry| entry.n);
     reading.headless = !matches!(entries.first().map(|e| &e.event), Some(Event::Start(_)));
-    // Only the last record before the end may use up the reserve, and only one that closes.
+    // Only a last record that closes may use up the reserve.
     let may_be_short = matches!(entries.last().map(|e| &e.event), Some(Event::Closed(_)));
     reading.short = !may_be_short && (bytes.len() as u64) < reading.end + SHORT_BYTES;
     let mut previous = None;
@@ -167,13 +159,13 @@ pub(super) fn decode(bytes: &[u8]) -> Reading {
         enter(entry, &mut previous, &mut reading);
     }
     if !reading.is_whole() {
-        // That it was made again may have stood there.
+        // The lost record may have said that the action was made again.
         reading.books.doubt();
     }
     reading
 }
 
-/// Reads what stands between two newlines: one record, or what damage made of one or several.
+/// Reads the text between two newlines: one record, or the damaged remains of several.
 fn segment(bytes: &[u8], offset: usize, last: bool, entries: &mut Vec<Envelope>, reading: &mut Reading) {
     if bytes.is_empty() {
         return;
@@ -222,7 +214,7 @@ fn damage(bytes: &[u8], range: Range<usize>, offset: usize, reading: &mut Readin
 pub(super) fn whole_record(bytes: &[u8]) -> Option<&[u8]> {
     let (head, json) = bytes.split_at_checked(CHECKSUM_DIGITS + 1)?;
     let digits = std::str::from_utf8(&head[..CHECKSUM_DIGITS]).ok()?;
-    // Exactly what the writer writes: `from_str_radix` alone would also take a sign or capitals.
+    // Accept only the writer's form: `from_str_radix` alone takes a sign or capitals.
     if !digits
         .bytes()
         .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -234,20 +226,18 @@ pub(super) fn whole_record(bytes: &[u8]) -> Option<&[u8]> {
     (crc32fast::hash(json) == checksum).then_some(json)
 }
 
-/// The next place at or after `from` that looks like the start of a record.
 fn next_opening(bytes: &[u8], from: usize) -> Option<usize> {
     let window = CHECKSUM_DIGITS + OPENING.len();
     (from..(bytes.len() + 1).checked_sub(window)?).find(|i| bytes[i + CHECKSUM_DIGITS..].starts_with(OPENING))
 }
 
-/// Length of the JSON value at the start of the bytes.
 fn value_length(bytes: &[u8]) -> Option<usize> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(values.byte_offset())
 }
 
-/// Takes a record whose checksum is right. False when it is not one that this program understands.
+/// Takes a record with a correct checksum. False when this program does not understand it.
 fn accept(json: &[u8], entries: &mut Vec<Envelope>, reading: &mut Reading) -> bool {
     let envelope: Envelope = match serde_json::from_slice(json) {
         Ok(envelope) => envelope,
@@ -268,7 +258,6 @@ fn accept(json: &[u8], entries: &mut Vec<Envelope>, reading: &mut Reading) -> bo
     true
 }
 
-/// Enters a record into the books, after those that were written before it.
 fn enter(envelope: Envelope, previous: &mut Option<u64>, reading: &mut Reading) {
     // Sequence numbers start anywhere (they go on over compaction); the first record sets the scale.
     if let Some(previous) = *previous {

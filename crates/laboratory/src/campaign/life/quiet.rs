@@ -10,11 +10,9 @@ use homeostat_store::journal::{self, OwedState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-/// Time for the trials that run to end and for refused undos to be tried again.
+/// Time for running trials to end and for refused undos to be retried.
 const SETTLE: Nanoseconds = Nanoseconds::from_secs(900);
-/// … and for `undo --all`.
 const UNDO: Nanoseconds = Nanoseconds::from_secs(900);
-/// … and for a stop.
 const STOP: Nanoseconds = Nanoseconds::from_secs(600);
 
 impl<S: Subject> Run<S> {
@@ -30,7 +28,7 @@ impl<S: Subject> Run<S> {
             return Ok(());
         }
         self.settled();
-        // Programs that came since took the room: what is owed stays in the journal, is told, and cannot settle.
+        // Later programs took the room: the action stays owed in the journal, is reported, and cannot settle.
         let stuck = self.without_way_back();
         if !stuck.is_empty() {
             self.faults.trace(format!("no room to undo: {stuck:?}"));
@@ -79,7 +77,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Actions on disk whose memory finds no room where it was found, and those that such a one lies over: their memory waits for it.
+    /// Actions on disk whose memory has no room at its old place, and the actions under them, which wait.
     fn without_way_back(&self) -> BTreeSet<ActionId> {
         let Ok(found) = journal::read(&self.faults.directory()) else {
             return BTreeSet::new();
@@ -97,7 +95,7 @@ impl<S: Subject> Run<S> {
             .collect()
     }
 
-    /// Without faults for the length of a trial: what is owed is in force, or on a trial that began since.
+    /// Runs without faults for the length of a trial: owed actions are in force, or in a trial that began since.
     fn settled(&mut self) {
         let Some(owed) = self.on_disk() else { return };
         let Some(runtime) = &self.runtime else {
@@ -124,7 +122,7 @@ impl<S: Subject> Run<S> {
                 );
             }
         }
-        // What people are shown must be numbers: NaN becomes null in JSON and cannot be read back.
+        // Shown values must be numbers: NaN becomes null in JSON and cannot be read back.
         let sane = serde_json::to_string(&view)
             .ok()
             .and_then(|text| serde_json::from_str::<homeostat_engine::Status>(&text).ok());

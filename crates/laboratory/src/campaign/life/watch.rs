@@ -1,4 +1,4 @@
-//! What the checkers are shown after every turn of the loop.
+//! Inputs of the checkers after every turn of the loop.
 
 use super::Run;
 use crate::campaign::Subject;
@@ -8,13 +8,12 @@ use homeostat_model::{ActionId, ExperimentKind, Nanoseconds, UndoRecord};
 use homeostat_platform::Clock;
 use homeostat_store::journal;
 
-/// The state is compared at least so often, even when nothing was called.
+/// Longest time between two comparisons of the state, even without calls.
 const CHECK_EVERY: Nanoseconds = Nanoseconds::from_secs(300);
-/// The mind is listened to at every line it tells, and else at most so often.
+/// Longest time between two views of the engine without new lines.
 const HEAR_EVERY: Nanoseconds = Nanoseconds::from_secs(30);
 
 impl<S: Subject> Run<S> {
-    /// Hands the calls at the seam to the checkers.
     pub(super) fn take_calls(&mut self) -> (bool, u64) {
         let at = self.clock.now();
         let (calls, n) = self.faults.take_calls();
@@ -46,7 +45,7 @@ impl<S: Subject> Run<S> {
             return;
         }
         self.looked.checked = at;
-        // A view costs the search for the ends of an interval; between two slices of one change nothing new is said.
+        // A view costs a search for interval ends, and slices of one change bring no news.
         if !lines.is_empty() || at - self.looked.heard >= HEAR_EVERY {
             self.looked.heard = at;
             self.listen(at);
@@ -67,9 +66,8 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Reads the journal again when it was written since, before the calls of this turn are taken: the coins of a block
-    /// that ended are held against what was driven while it ran. One that cannot be read now is read after the next
-    /// turn. True when it was written.
+    /// Reads the journal again if it was written, before the calls of this turn: assignments of an ended block are
+    /// compared with the calls during it. An unreadable journal is read after the next turn. True when it was written.
     fn read_journal(&mut self, at: Nanoseconds) -> bool {
         let steps = self.faults.journal_steps();
         if self.faults.dead() || self.looked.read.as_ref().is_some_and(|(then, _)| *then == steps) {
@@ -86,13 +84,12 @@ impl<S: Subject> Run<S> {
         true
     }
 
-    /// Asks the world what the changes that are on truly gain.
     fn ask_the_world(&mut self, at: Nanoseconds) {
         let wanted = self.checkers.to_judge(at);
         let Some((_, owed)) = self.looked.read.as_ref().filter(|_| !wanted.is_empty()) else {
             return;
         };
-        // Who rests gains nothing and loses nothing.
+        // A resting program gains and loses nothing.
         let now = self.subject.speeds();
         let works = |record: &&UndoRecord| {
             now.get(record.action.workload.as_str())
@@ -109,8 +106,7 @@ impl<S: Subject> Run<S> {
         let with = self.subject.speeds_without(&[]);
         for record in wanted {
             let (id, name) = (record.action.id, record.action.workload.as_str());
-            // What was tried as one change is taken back as one: who alone got back what all gave up would gain at their
-            // expense. What was set on top of it found its value: it would go with it.
+            // Undo together what was tried together: one alone would gain at the others' expense.
             let whole = self.checkers.tried_with(id);
             let gone: Vec<&UndoRecord> = owed
                 .values()
@@ -140,7 +136,6 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Holds the machine against the one left alone.
     pub(super) fn compare(&mut self, at: Nanoseconds) {
         let length = at - self.beside.compared;
         if length.0 == 0 {
@@ -152,7 +147,7 @@ impl<S: Subject> Run<S> {
         let touched = self.looked.read.as_ref().is_none_or(|(_, owed)| !owed.is_empty());
         self.checkers.compared(at, length, &with, &alone, touched);
         for (name, alone) in alone.iter().filter(|(_, s)| s.cpus >= WORKS_FROM) {
-            // In steps of a tenth, when it becomes another one.
+            // In steps of a tenth, when the step changes.
             let lost = with.get(name).map_or(0.0, |with| 1.0 - with.work / alone.work);
             let tenths = (lost * 10.0).clamp(0.0, 10.0).round() as u32;
             if self.beside.slower.insert(name.clone(), tenths).unwrap_or(0) != tenths {
@@ -164,7 +159,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// What the mind says of itself.
+    /// Records what the engine says of itself.
     fn listen(&mut self, at: Nanoseconds) {
         let Some(runtime) = &self.runtime else { return };
         let view = runtime.view();

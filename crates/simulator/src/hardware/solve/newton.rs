@@ -2,9 +2,8 @@
 
 use super::Warm;
 
-/// Use of every resource and length of its queue at the given speeds (instructions per cycle); returns the largest
-/// `|1 - speed · cycles|`, with `residual` holding the signed values and `cycles` what the queues make of each workload.
-/// Infinite when a resource would be used beyond its capacity.
+/// Use and queue length of every resource at the given speeds (instructions per cycle). Returns the largest `|1 - speed
+/// · cycles|`, infinite beyond a capacity. `residual` gets the signed values, `cycles` those with queues.
 fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
     let count = speed.len();
     w.cycles.copy_from_slice(&w.fixed);
@@ -38,20 +37,18 @@ fn evaluate(w: &mut Warm, speed: &[f64]) -> f64 {
 
 /// Relative error at which the equations count as solved.
 const ACCURACY: f64 = 1e-12;
-/// Relative error up to which the arithmetic may stop short of it.
+/// Acceptable relative error if arithmetic stops short.
 const TOLERANCE: f64 = 1e-10;
 /// Most Newton steps; three to six are usual.
 const STEPS_MAX: usize = 60;
-/// Most halvings of one step.
 const HALVINGS_MAX: usize = 10;
-/// A step goes at most this far towards full use of a resource.
+/// Largest step towards full use of a resource.
 const BRINK: f64 = 0.98;
-/// Uses above this at the start are scaled down to it.
+/// Larger uses at the start are scaled down to this.
 const START: f64 = 0.9;
 
-/// Solves speed · (fixed + delay · queue(load · speed)) = 1 by Newton's method, kept inside of what the resources can
-/// carry (queues grow without limit towards it, so a solution exists there for any demand). When Newton's method does
-/// not get nearer, each workload is solved for in turn.
+/// Solves speed · (fixed + delay · queue(load · speed)) = 1 by Newton's method within the resources' capacity, where
+/// queues grow without limit: a solution always exists. Without progress, solves for each workload in turn.
 pub(super) fn fixed_point(w: &mut Warm) -> bool {
     let count = w.fixed.len();
     let mut speed = std::mem::take(&mut w.speed);
@@ -101,7 +98,7 @@ pub(super) fn fixed_point(w: &mut Warm) -> bool {
     error <= TOLERANCE
 }
 
-/// Use of the busiest resource at these speeds, as a share of what copying leaves of it.
+/// Use of the busiest resource, as a share of what copying leaves.
 fn highest_use(w: &Warm, speed: &[f64]) -> f64 {
     let count = speed.len();
     let of = |r: &usize| -> f64 {
@@ -115,7 +112,7 @@ fn highest_use(w: &Warm, speed: &[f64]) -> f64 {
     w.active.iter().map(of).fold(0.0, f64::max)
 }
 
-/// The part of `step`, 1 at most, that leaves every speed above nothing and every resource below full.
+/// The part of `step`, at most 1, that keeps every speed positive and every resource below full.
 fn longest_step(w: &Warm, speed: &[f64]) -> f64 {
     let count = speed.len();
     let mut longest = 1.0_f64;
@@ -154,7 +151,7 @@ fn newton_step(w: &mut Warm, speed: &[f64]) {
             }
         }
     }
-    // A change of speed of one part in so many of each is the natural unit: columns scaled by speed.
+    // Scale columns by speed: relative changes are the natural unit.
     for (g, line) in w.newton.matrix.chunks_exact_mut(count).enumerate() {
         line[g] += w.cycles[g];
         for (m, x) in line.iter_mut().zip(speed) {
@@ -207,7 +204,7 @@ fn newton_step(w: &mut Warm, speed: &[f64]) {
     }
 }
 
-/// Each workload in turn by 60 halvings with the others held, half of the way: slow and sure.
+/// Bisects each workload in turn with the others fixed (60 steps) and goes half the way: slow and sure.
 fn by_turns(w: &mut Warm, speed: &mut [f64]) {
     for g in 0..speed.len() {
         let old = speed[g];
@@ -218,7 +215,7 @@ fn by_turns(w: &mut Warm, speed: &mut [f64]) {
             let fits = evaluate(w, speed).is_finite() && w.newton.residual[g] > 0.0;
             if fits { low = middle } else { high = middle }
         }
-        // The old speed fitted and the new one fits, so does their mean.
+        // The old speed fitted and the new one fits, so their mean fits.
         speed[g] = (old * low.max(old * 1e-3)).sqrt();
     }
 }
