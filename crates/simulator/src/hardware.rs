@@ -1,8 +1,8 @@
 //! Speeds of all workloads' threads from their CPUs, memory places, page sizes and neighbours.
 //!
 //! Units: nanoseconds, GHz = cycles per ns, GB/s = bytes per ns; events are per 1000 instructions. The equations are
-//! the project's fit to published machines (`model-fit.md`, section 2, numbers in brackets). An instruction costs `b·k
-//! + s` cycles with `k` threads on the core and `s` waiting cycles (1, 8). `s` comes from last-level cache misses (3)
+//! the project's fit to published machines (`model-fit.md`, section 2, numbers in brackets). An instruction costs
+//! `b·k + s` cycles with `k` threads on the core and `s` waiting cycles (1, 8). `s` comes from last-level cache misses (3)
 //! at a latency by memory distance (2, 4), from lines of other chips' caches (4), and from page table walks (7). Queues
 //! at memory controllers and links add latency by the traffic of all workloads (4 to 6). Traffic depends on speed:
 //! Newton's method finds the fixed point. For one workload it equals the reference's bisection.
