@@ -6,8 +6,8 @@
 //!   [`set_affinity`] cuts a mask to the thread's cpuset, and fails only if nothing is left.
 //! * `sched_setaffinity` takes no handle of a thread. Another thread can get the number between check and call only
 //!   after all of `pid_max` was used meanwhile.
-//! * [`move_pages`] ends at a page that it cannot move. Statuses of that batch and of all later pages are not written:
-//!   here they are [`PageStatus::Untried`], and [`nodes_of_pages`] finds their nodes.
+//! * `move_pages` ends at a page that it cannot move. Statuses of that batch and of all later pages are not written:
+//!   here they are [`PageStatus::Untried`], and `nodes_of` finds their nodes.
 //! * Moving one page of a large page moves the whole large page.
 
 use homeostat_model::units::ranges;

@@ -4,7 +4,7 @@
 //! first, and the others are multiplexed. Missed time is extrapolated with its error ([`Count::relative_error`]).
 //!
 //! Closing a counter on a uprobe waits until no CPU is inside it: 75 to 95 ms each, in sequence (measured on Linux
-//! 6.18). [`meters`](homeostat_meters) close them in a separate thread.
+//! 6.18). The meters close them in a separate thread.
 
 use rustix::io::Errno;
 use std::ffi::CStr;

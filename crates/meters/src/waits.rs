@@ -1,6 +1,6 @@
 //! Counts the waits of a program's threads: voluntary context switches, which the kernel counts anyway. In a server
 //! with a thread per connection, they estimate the work while nothing else is counted
-//! ([`Calibration`](homeostat_probes::turns::Calibration)).
+//! (`Calibration` in `homeostat_probes::turns`).
 
 use crate::common::PROCESSES_MAX;
 use crate::kernel::voluntary_switches;

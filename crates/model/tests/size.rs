@@ -75,6 +75,11 @@ fn lines_of(span: proc_macro2::Span) -> usize {
     span.end().line - span.start().line + 1
 }
 
+/// Lines of a function without its documentation.
+fn body_lines(signature: &syn::Signature, block: &syn::Block) -> usize {
+    block.span().end().line - signature.span().start().line + 1
+}
+
 /// Whether an item is compiled for tests only.
 fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|a| {
@@ -191,7 +196,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         self.long += long_sentences(&doc_text(&item.attrs));
-        self.function(&item.sig, lines_of(item.span()));
+        self.function(&item.sig, body_lines(&item.sig, &item.block));
         let outer = self.of_type.take();
         visit::visit_item_fn(self, item);
         self.of_type = outer;
@@ -243,7 +248,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             return;
         }
         self.long += long_sentences(&doc_text(&item.attrs));
-        self.function(&item.sig, lines_of(item.span()));
+        self.function(&item.sig, body_lines(&item.sig, &item.block));
         visit::visit_impl_item_fn(self, item);
     }
 }
