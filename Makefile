@@ -11,7 +11,7 @@ SPEED_ARGS ?=
 # Emulated machine that vm-test boots: a shape of `vm/vm-test --help`, or all. Further arguments for it.
 SHAPE ?= all
 VM_ARGS ?=
-# Emulated machines that `make test` boots. `make evidence` boots all.
+# Emulated machines that `make test` boots. `make evidence` boots all, and those of Debian.
 TEST_SHAPES := two-nodes trials
 
 PROGRAM := target/release/homeostat
@@ -114,6 +114,7 @@ evidence: build test-tools vm-tools ## what takes long: 10,000 hours of faults, 
 	HOMEOSTAT_KILLS=50 $(CARGO) test -p homeostat-cli --locked --test hostile s1_kill
 	HOMEOSTAT_PROGRAM="$(abspath $(PROGRAM))" $(CARGO) test -p homeostat-cli --locked --test memory
 	vm/vm-test $(VM_ARGS)
+	vm/vm-test $(VM_ARGS) debian-12 debian-13
 
 lab: cargo-there ## build the simulated machine and its command line, target/release/homeostat-lab
 	$(BUILD) -p homeostat-lab

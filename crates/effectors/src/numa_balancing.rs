@@ -52,7 +52,15 @@ impl NumaBalancing {
                 found: format!("set in {place}"),
             });
         }
-        self.setting.prepare(action)
+        let record = self.setting.prepare(action)?;
+        if let Some(found) = record.found.get("value").filter(|v| v.parse::<u8>().is_err()) {
+            self.setting.forget(&record);
+            return Err(PlatformError::Malformed {
+                path: self.root.path(FILE),
+                line: found.clone(),
+            });
+        }
+        Ok(record)
     }
 }
 
@@ -82,11 +90,9 @@ impl Effector for NumaBalancing {
 
     fn inherit(&mut self, record: &UndoRecord, reached: Reached) {
         // The kernel takes each value as it is. So even after a change only begun, a third value is a person's.
-        let reached = match reached {
-            Reached::Begun => Reached::Made,
-            other => other,
-        };
-        self.setting.inherit(record, reached);
+        let is_begun = reached == Reached::Begun;
+        self.setting
+            .inherit(record, if is_begun { Reached::Made } else { reached });
     }
 
     fn review(&mut self, workloads: &BTreeMap<WorkloadId, Workload>) -> Vec<(WorkloadId, String)> {
@@ -419,6 +425,11 @@ mod tests {
         assert!(matches!(
             effector.survey(&action("1")),
             Err(PlatformError::Conflict { .. })
+        ));
+        fs::write(path(&root), "rubbish").unwrap();
+        assert!(matches!(
+            effector.survey(&action("0")),
+            Err(PlatformError::Malformed { .. })
         ));
         fs::remove_file(path(&root)).unwrap();
         assert!(matches!(

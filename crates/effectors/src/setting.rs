@@ -68,6 +68,14 @@ impl Left {
             found: found.clone(),
         })
     }
+
+    /// Whether both hold one value for two workloads.
+    fn shares(&self, other: &Self) -> bool {
+        self.workload != other.workload
+            && self.file == other.file
+            && self.ours == other.ours
+            && self.found == other.found
+    }
 }
 
 /// Writes settings.
@@ -103,12 +111,7 @@ impl Setting {
 
     /// The actions of other workloads that share the value of this one.
     fn sharers(&self, own: &Left) -> impl Iterator<Item = (&ActionId, &Left)> {
-        self.left.iter().filter(|(_, left)| {
-            left.workload != own.workload
-                && left.file == own.file
-                && left.ours == own.ours
-                && left.found == own.found
-        })
+        self.left.iter().filter(|(_, left)| left.shares(own))
     }
 
     /// Whether somebody else wrote to it, by either name of a pair.
@@ -307,14 +310,12 @@ impl Effector for Setting {
             found,
         };
         let own = Left::of(&record, Some(Direction::Undo))?;
-        let sharers: BTreeSet<ActionId> = self
-            .sharers(&own)
-            .filter(|(_, left)| left.direction == Some(Direction::Undo))
-            .map(|(id, _)| *id)
-            .collect();
-        if let Some((holder, left)) = self.left.iter().find(|(id, left)| {
-            **id != action.id && !sharers.contains(id) && is_one_setting(&left.file, &file)
-        }) {
+        let joins = |left: &Left| left.direction == Some(Direction::Undo) && left.shares(&own);
+        if let Some((holder, left)) = self
+            .left
+            .iter()
+            .find(|(id, left)| **id != action.id && !joins(left) && is_one_setting(&left.file, &file))
+        {
             return Err(PlatformError::Busy {
                 why: format!("action {holder} for {} has it until it is undone", left.workload),
                 what: file,

@@ -1,4 +1,4 @@
-//! What people see: a copy of the mind's state as plain data. It is the stable shape of what `--json` prints and the control
+//! What people see: a copy of the engine's state as plain data. It is the stable shape of what `--json` prints and the control
 //! socket answers, so a change here changes what people script against. The same shapes stand in `io.homeostat.varlink`; a
 //! test keeps the two in step.
 //!
@@ -52,7 +52,7 @@ impl From<homeostat_model::Effect> for Effect {
     fn from(e: homeostat_model::Effect) -> Self {
         Self {
             estimate: finite(e.estimate),
-            // The mind counts in logarithms: a lower end of minus infinity there is a share of exactly -1 here.
+            // The engine counts in logarithms: a lower end of minus infinity there is a share of exactly -1 here.
             lower: finite(e.lower).filter(|share| *share > -1.0),
             upper: finite(e.upper),
             confidence: e.confidence,
