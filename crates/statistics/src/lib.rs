@@ -12,6 +12,8 @@
 //! | [`switchback`] | is the change a gain, a loss, or not worth it? (randomised on/off blocks) |
 //! | [`block_length`] | how long must a block be, and can anything be proven at all within the budget? |
 //! | [`discovery`] | which level may the next of many tries use? |
+//! | [`fresh`] | how large is an accepted gain, exactly? |
+//! | [`scar`] | is the gain only a scar of the undo? |
 //! | [`guard`] | does an accepted gain last? |
 //! | [`breaker`] | must this block be ended at once? |
 //! | [`trimmed`] | did somebody else lose by it? |
@@ -22,8 +24,10 @@
 pub mod block_length;
 pub mod breaker;
 pub mod discovery;
+pub mod fresh;
 pub mod guard;
 pub mod robust;
+pub mod scar;
 pub mod simulation;
 pub mod staged;
 pub mod switchback;
