@@ -294,7 +294,7 @@ impl From<&ExperimentRecord> for PastExperiment {
             ended_unix: e.ended_unix,
             verdict: e.verdict,
             reason: e.reason.clone(),
-            effect: e.effect.map(Into::into),
+            effect: e.known_effect().map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
             meanings: e.meanings.iter().map(Into::into).collect(),
             evidence: finite(e.evidence),

@@ -10,6 +10,8 @@ use crate::panel::{Gauge, Reading};
 use crate::series::{EDGE_TOLERANCE, Sums};
 use crate::strategy::Load;
 use homeostat_model::{BlockRecord, Effect, Nanoseconds};
+use homeostat_statistics::TrialParameters;
+use homeostat_statistics::block_length::{self, BREAKER_SECONDS, Choice, Past, Unmeasurable};
 use homeostat_statistics::robust::ln;
 
 /// A block is measured again when less than this share of its time carries readings.
@@ -19,8 +21,50 @@ const EXTENSIONS_MAX: u32 = 10;
 /// A saturated program that waits for a CPU more than this share of the time it runs is judged by CPU time: how much
 /// of a CPU it gets is decided by its neighbours, and would drown the effect.
 const CONTENDED: f64 = 0.05;
-/// Intervals over which the circuit breaker averages (about 5 s).
-pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
+/// The circuit breaker averages over this, or over the measured part of a shorter block.
+pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(BREAKER_SECONDS as u64);
+
+/// What the length of blocks is chosen from: the passive history before the trial.
+#[derive(Clone, Debug)]
+pub(crate) struct Lengths {
+    /// (work, denominator) per interval, oldest first.
+    pub(crate) seconds: Vec<(f64, f64)>,
+    /// Length of one interval (seconds).
+    pub(crate) interval: f64,
+    /// Whether a block has few readings.
+    pub(crate) few: bool,
+    /// The least gain that is predicted (log units).
+    pub(crate) least: f64,
+    /// Candidates for the measured part (seconds).
+    pub(crate) candidates: Vec<f64>,
+    /// Longest trial (seconds).
+    pub(crate) budget: f64,
+}
+
+impl Lengths {
+    /// The best length for this washout and standstill of a switch (seconds).
+    pub(crate) fn choose(
+        &self,
+        washout: f64,
+        standstill: f64,
+        parameters: &TrialParameters,
+    ) -> Result<Choice, Unmeasurable> {
+        let past = Past {
+            seconds: &self.seconds,
+            interval: self.interval,
+            few: self.few,
+        };
+        block_length::choose(
+            self.least,
+            past,
+            washout,
+            standstill,
+            &self.candidates,
+            parameters,
+            self.budget,
+        )
+    }
+}
 
 /// How the objective of a block is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -203,8 +203,8 @@ impl Engine {
     /// A mind that knows the machine, its strategies, its settings and what it remembered.
     pub fn new(machine: Machine, strategies: Vec<Box<dyn Strategy>>, policy: Policy, memory: Memory) -> Self {
         let mut discovery = Discovery::new(policy.discovery.clone());
-        for accepted in &memory.tries {
-            discovery.record(*accepted);
+        for attempt in &memory.tries {
+            discovery.record(&attempt.of, attempt.accepted);
         }
         let mut engine = Self {
             machine,
@@ -311,7 +311,11 @@ impl Engine {
         };
         SamplingPlan {
             scan_every: Nanoseconds::from_secs_f64(scan_s),
-            detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
+            detail_every: Nanoseconds::from_secs_f64(if self.compares() {
+                self.policy.trial_interval_s.min(self.policy.detail_interval_s)
+            } else {
+                self.policy.detail_interval_s
+            }),
             detail,
             in_a_hurry: is_in_a_hurry,
             reads: self.recall.expects_anybody(),
@@ -326,6 +330,12 @@ impl Engine {
                 .into_iter()
                 .collect(),
         }
+    }
+
+    /// Whether a change is being compared on and off.
+    fn compares(&self) -> bool {
+        let tried = |e: &Experiment| !matches!(e.phase, Phase::Concluding);
+        self.experiments.values().any(tried) || self.guards.all().any(Guard::probes)
     }
 
     fn wants_detail(&self, w: &Watched, looked_at: &BTreeSet<WorkloadId>) -> bool {

@@ -3,7 +3,7 @@
 //! The state machine is pure and small: it is told that a switch settled or that time passed, and answers with what
 //! it needs next ([`Need`]). The engine turns needs into commands.
 
-use crate::blocks::{BREAKER_SPAN, Block, BlockState, Objective};
+use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective};
 use crate::coins::Coins;
 use crate::losses::Rereads;
 use crate::meaning::{LastLook, Meaning};
@@ -11,7 +11,7 @@ use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::places::Places;
 use crate::recall::Pair;
 use crate::recovery::{self, Recovery};
-use crate::retrace::Traced;
+use crate::retrace::{Traced, is_told};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::Series;
 use crate::spans::{self, SpanRail};
@@ -29,13 +29,19 @@ use std::collections::BTreeSet;
 const SWITCH_PATIENCE: u64 = 20;
 /// The washout covers this many times the slowest switch seen …
 const SWITCH_MARGIN: f64 = 1.25;
-/// … plus this many time constants of the effect.
-pub(crate) const SETTLING_CONSTANTS: u64 = 3;
+/// … plus this many time constants of the effect: in a block of the shortest length that follows, 85 % of it shows.
+pub(crate) const SETTLING_CONSTANTS: f64 = 1.5;
 /// A longer time constant than this is mostly the time that the change itself takes (pages that move), which the slowest
 /// switch seen tells better.
 const EFFECT_SETTLING_MAX: Nanoseconds = Nanoseconds::from_millis(1500);
-/// A fall by this share while the change is being made ends the trial.
+/// The length of blocks is chosen again when the washout has changed by this share.
+const WASHOUT_CHANGED: f64 = 0.2;
+/// A fall by this share while the change is being made ends the trial …
 const STANDSTILL: f64 = 0.80;
+/// … over so long, …
+const STANDSTILL_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
+/// … if it lasts for so long.
+const STANDSTILL_FOR: Nanoseconds = Nanoseconds::from_secs(10);
 /// The first switch is taken to be at most this many times as slow as those to come.
 const FIRST_SWITCH_SLOWER: u64 = 4;
 /// A change that took longer than this to make is switched off and on once before the first coin, so that the
@@ -117,8 +123,8 @@ pub(crate) struct Setup {
     pub(crate) started_unix: u64,
     /// It protects from a loss that happens now.
     pub(crate) urgent: bool,
-    /// Its gain is plain to see, so that it is tried in short blocks: the time constant that its strategy told.
-    pub(crate) plain: Option<Nanoseconds>,
+    /// What the length of blocks is chosen from; none where it is fixed.
+    pub(crate) lengths: Option<Lengths>,
     /// The identity of the reader that is contained, if that is the change.
     pub(crate) reader: Option<Fingerprint>,
     /// … and which of those that have it.
@@ -201,6 +207,8 @@ pub(crate) struct Experiment {
     begun: u32,
     /// Since when work has fallen while the change is being made.
     fallen_since: Option<Nanoseconds>,
+    /// The washout for which the length of blocks was chosen last.
+    chosen_for: Nanoseconds,
     coins: Coins,
     switch_started: Nanoseconds,
     slowest_switch: Nanoseconds,
@@ -221,6 +229,11 @@ impl Saving {
             cpu: by(Objective::CpuPerWork),
         })
     }
+}
+
+/// How long an effect with this time constant is given to set in.
+pub(crate) fn settles(settling: Nanoseconds) -> Nanoseconds {
+    Nanoseconds::from_secs_f64(settling.as_secs_f64() * SETTLING_CONSTANTS)
 }
 
 impl Experiment {
@@ -262,6 +275,7 @@ impl Experiment {
             verdict: None,
             reason: String::new(),
             own_end: false,
+            chosen_for: Nanoseconds::ZERO,
             switch_started: setup.started,
             slowest_switch: Nanoseconds::ZERO,
             setup,
@@ -328,7 +342,7 @@ impl Experiment {
         let Some(s) = &mut self.staged else {
             return Need::Nothing;
         };
-        s.begin(stage, now, left, self.setup.settling * SETTLING_CONSTANTS);
+        s.begin(stage, now, left, settles(self.setup.settling));
         self.washout = s.discard;
         let onset = self.coins.onset();
         s.set_onset(onset);
@@ -386,11 +400,6 @@ impl Experiment {
                     }
                     (true, true) => {
                         self.slowest_switch = self.slowest_switch.max(took);
-                        let washout = self.slowest_switch.as_secs_f64() * SWITCH_MARGIN;
-                        self.setup.measured = self
-                            .setup
-                            .measured
-                            .max(Nanoseconds::from_secs_f64((washout * MEASURED_SHARE).ceil()));
                         self.begin(now)
                     }
                 }
@@ -419,13 +428,9 @@ impl Experiment {
         Need::Switch { on }
     }
 
-    /// Whether the last five seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
+    /// Whether the last seconds are a fall that the circuit breaker ends. A lull in the load is not a fall.
     fn falls(&mut self, from: Nanoseconds, now: Nanoseconds, gauge: &Gauge<'_>) -> bool {
-        // A block of a plain gain is shorter than what the circuit breaker looks at otherwise.
-        let span = match self.setup.plain {
-            Some(_) => BREAKER_SPAN.min(self.setup.measured),
-            None => BREAKER_SPAN,
-        };
+        let span = BREAKER_SPAN.min(self.measured());
         let from = from.max(now.saturating_sub(span));
         gauge
             .last_seconds(from, now, span)
@@ -436,14 +441,14 @@ impl Experiment {
     /// the time (an effector's pace), which is the price of the trial and not its outcome; a program that comes nearly
     /// to a standstill for long is let go.
     fn poll_making(&mut self, now: Nanoseconds, gauge: &Gauge<'_>) -> Need {
-        let from = now.saturating_sub(BREAKER_SPAN).max(self.setup.started);
-        let score = gauge.last_seconds(from, now, BREAKER_SPAN);
+        let from = now.saturating_sub(STANDSTILL_SPAN).max(self.setup.started);
+        let score = gauge.last_seconds(from, now, STANDSTILL_SPAN);
         if !score.is_some_and(|s| self.breaker.below(s, STANDSTILL)) {
             self.fallen_since = None;
             return Need::Nothing;
         }
         let since = *self.fallen_since.get_or_insert(now);
-        if now - since < BREAKER_SPAN * 2 {
+        if now - since < STANDSTILL_FOR {
             return Need::Nothing;
         }
         let text = format!(
@@ -558,7 +563,7 @@ impl Experiment {
         let longest = self
             .setup
             .washout_max
-            .saturating_sub(self.setup.settling * SETTLING_CONSTANTS);
+            .saturating_sub(settles(self.setup.settling));
         let trip = s.round_trip(longest, SWITCH_MARGIN);
         let effect = self.effect();
         let parameters = &self.setup.parameters;
@@ -647,7 +652,8 @@ impl Experiment {
             {
                 match recovery::seen(gauge, self.switch_started, now) {
                     Recovery::Took(time) => {
-                        self.setup.settling = Nanoseconds((time + RECOVERY_MARGIN).0 / SETTLING_CONSTANTS);
+                        let constants = (time + RECOVERY_MARGIN).as_secs_f64() / SETTLING_CONSTANTS;
+                        self.setup.settling = Nanoseconds::from_secs_f64(constants);
                     }
                     Recovery::UnderWay if now - self.setup.started < FIRST_RELIEF_MAX => {
                         return Need::Nothing;
@@ -748,7 +754,11 @@ impl Experiment {
         } else {
             decision
         };
-        let effect = self.effect();
+        let told = self.effect_told();
+        let effect = match told {
+            Some(told) if decision == Decision::Continue && !is_told(self.blocks.len()) => told,
+            _ => self.effect(),
+        };
         let evidence = self.evidence();
         self.known.push(Traced { effect, evidence });
         let parameters = &self.setup.parameters;
@@ -873,9 +883,8 @@ impl Experiment {
         let coin = if self.trial.needs_coin() {
             let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
             let settling = self.setup.settling;
-            let effect = settling.min(EFFECT_SETTLING_MAX);
-            let wanted = (margin + effect * SETTLING_CONSTANTS)
-                .max(settling * SETTLING_CONSTANTS)
+            let wanted = (margin + settles(settling.min(EFFECT_SETTLING_MAX)))
+                .max(settles(settling))
                 .max(self.setup.washout_min);
             // Fixed before the coin is tossed, from the past only, and for both blocks of a pair: whether the first
             // of them needs a switch depends on the coin.
@@ -889,6 +898,7 @@ impl Experiment {
             // A neighbour's meter may have been opened for this trial only.
             self.setup.lag = self.setup.lag.max(self.lag_seen);
             self.washout = (wanted + self.setup.lag).max(self.washout);
+            self.choose_length();
             self.coins.toss()
         } else {
             false
@@ -913,6 +923,36 @@ impl Experiment {
             on,
             switch,
         }
+    }
+
+    /// Chooses how long the blocks to come are measured, when the washout is another than when that was done last.
+    fn choose_length(&mut self) {
+        let (washout, before) = (self.washout.as_secs_f64(), self.chosen_for.as_secs_f64());
+        if (washout - before).abs() <= WASHOUT_CHANGED * before {
+            return;
+        }
+        self.chosen_for = self.washout;
+        let standstill = self.stall_per_round().as_secs_f64() / 2.0;
+        let chosen = match &self.setup.lengths {
+            Some(lengths) => lengths.choose(washout, standstill, &self.setup.parameters).ok(),
+            None => None,
+        };
+        // Where the history is too short for blocks that a slow switch asks for, they are long all the same.
+        let measured = chosen.map_or_else(
+            || {
+                self.setup
+                    .measured
+                    .as_secs_f64()
+                    .max((washout * MEASURED_SHARE).ceil())
+            },
+            |choice| choice.measured_s,
+        );
+        self.setup.measured = Nanoseconds::from_secs_f64(measured);
+    }
+
+    /// The effect as it was told last: not after each block, since an interval is dear.
+    pub(crate) fn effect_told(&self) -> Option<Effect> {
+        self.known.last().map(|known| known.effect)
     }
 
     /// Ends the experiment for a reason that lies in the change or the load.

@@ -24,23 +24,24 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
 use crate::coins::Coins;
 use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
-use crate::experiment::{Experiment, SETTLING_CONSTANTS};
+use crate::experiment::Experiment;
 use crate::panel::{Member, Panel, log_gain};
 use crate::policy::{Mode, Policy};
-use crate::protocol::Command;
+use crate::protocol::{Attempt, Command};
 use crate::recall::Pair;
 use crate::rollout::Piece;
 use crate::series::{LOAD_SPAN, Series};
 use crate::strategy::{Held, Load, Opinion};
 use crate::view::Stage;
-use crate::watch::{Found, Scores, Watch};
+use crate::watch::{FRESH_PAIRS, Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
-    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, MemberOutcome, MeterId, Nanoseconds, Owner,
-    StrategyId, Verdict, WorkloadId,
+    ActionId, Bytes, Effect, ExperimentId, ExperimentRecord, Fingerprint, FreshGain, MemberOutcome, MeterId,
+    Nanoseconds, Owner, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
+use homeostat_statistics::scar;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
@@ -49,9 +50,11 @@ const PROBATION_SPACING: u64 = 3;
 const SUSPECT_SPACING: u64 = 1;
 /// … and so many times the standstill that it causes, though no later than in the probation.
 const STALL_SPACING: u64 = 10;
-/// What was tried in short blocks is probed so often at once, where others work on the machine: such blocks prove what is plain to
-/// see, and little of what others lose.
+/// So many pairs are made at once when others begin to work on the machine: what they lose by it is not known yet.
 const PAIRS_AT_ONCE: u32 = 3;
+/// Pairs that measure the gain are made at once after the acceptance if they cost no more work than this (seconds): those of a gain
+/// of 40 % in the shortest blocks do not.
+const FRESH_COST_MAX: f64 = 8.0;
 /// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
 /// often, since each probe of it is dear and tells much …
 const PROBE_COST_MAX: f64 = 0.005;
@@ -82,8 +85,6 @@ const GROWTH_MIN: f64 = 0.05;
 const STAGES_MAX: usize = 16;
 /// Parts that may follow.
 const FOLLOWERS_MAX: usize = 256;
-/// Measured part of a probe's blocks, at least, where the trial was made in short blocks.
-const PROBE_MEASURED_MIN: Nanoseconds = Nanoseconds::from_secs(6);
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
@@ -110,6 +111,8 @@ struct Probe {
     block: Block,
     /// Of both blocks, fixed before the coin is tossed.
     washout: Nanoseconds,
+    /// Whether that is the long one, which a scar of the undo does not outlast.
+    is_long: bool,
     /// Whether the first block was on, and what it showed.
     first: Option<(bool, Scores)>,
     switch_started: Nanoseconds,
@@ -172,10 +175,10 @@ pub(crate) struct Guard {
     over_stall: Nanoseconds,
     /// The reader that it contains.
     contained: Option<WorkloadId>,
-    /// Whether it was tried in short blocks …
-    plain: bool,
-    /// … and how many probe pairs are made at once for that.
+    /// So many probe pairs are made at once, without a pause between them.
     at_once: u32,
+    /// Whether it protects from a loss, so that to be without it is damage.
+    protects: bool,
     /// Most of its work that a reader may lose by being contained.
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
@@ -210,7 +213,8 @@ impl Guard {
         now: Nanoseconds,
         policy: &Policy,
     ) -> Self {
-        let (washout, measured) = probe_lengths(e, policy);
+        // Those of the trial.
+        let (washout, measured) = (e.washout, e.setup.measured);
         let pair = (washout + measured) * 2;
         let (tried, followers) = match e.parts.split_first() {
             Some((first, further)) => (first.clone(), further.iter().flatten().copied().collect()),
@@ -249,8 +253,8 @@ impl Guard {
             contained: e.setup.contained.clone(),
             over_gain: 0.0,
             over_stall: Nanoseconds::ZERO,
-            plain: e.setup.plain.is_some(),
-            at_once: 1,
+            at_once: 0,
+            protects: e.setup.urgent || e.setup.contained.is_some(),
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -269,16 +273,22 @@ impl Guard {
         .conceding()
     }
 
-    /// Short blocks prove what is plain to see. A probe with the usual ones comes soon, to show a gain that was none (what an undo
-    /// takes longer to undo than such a block waits); and where others work on the machine, whose losses they prove little of,
-    /// further ones.
-    pub(crate) fn probed_soon(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        if self.plain {
-            self.at_once = if others_work { PAIRS_AT_ONCE } else { 1 };
-            self.next_probe = now + self.pair() * PROBATION_SPACING;
+    /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
+    /// too much work, as they do where being off is what the change protects from.
+    pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
+        if self.switchable && !self.protects && self.lost_by(FRESH_PAIRS) <= FRESH_COST_MAX {
+            self.at_once = FRESH_PAIRS;
+            self.next_probe = now;
         }
         self.others_worked = others_work;
         self
+    }
+
+    /// Work that so many probe pairs cost (seconds).
+    fn lost_by(&self, pairs: u32) -> f64 {
+        let gain = self.effect.estimate.max(0.0);
+        let lost = gain / (1.0 + gain) * self.pair().as_secs_f64() / 2.0;
+        f64::from(pairs) * (lost + self.stall.as_secs_f64())
     }
 
     /// Who is contained may lose what is sure to be gained by it.
@@ -297,6 +307,11 @@ impl Guard {
         // As while a further part is made: nobody probes or tries anything beside it.
         self.stage_running = Some(self.key);
         self.conceding()
+    }
+
+    /// Whether a probe is under way.
+    pub(crate) fn probes(&self) -> bool {
+        self.probe.is_some()
     }
 
     /// Whether a probe or a stage is under way, or what it guards is being made: then no other trial or probe starts.
@@ -413,14 +428,26 @@ impl Guard {
         probe_interval(self.pair(), gain, self.stall + self.over_stall)
     }
 
+    /// Length of a pair; of a short and a long one the mean.
     fn pair(&self) -> Nanoseconds {
-        (self.washout + self.measured) * 2
+        let washout = if self.watch.looks_for_a_scar() {
+            Nanoseconds((self.washout.0 + self.long_washout().0) / 2)
+        } else {
+            self.washout
+        };
+        (washout + self.measured) * 2
+    }
+
+    /// Meters that tell late tell no later then.
+    fn long_washout(&self) -> Nanoseconds {
+        let own = self.washout.saturating_sub(self.lag);
+        self.lag + Nanoseconds::from_secs_f64(own.as_secs_f64() * scar::LONG)
     }
 
     /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
     /// in the probation, or ten minutes after the last one, however dear it is.
     fn hasten(&mut self, regime: Regime, others_work: bool, now: Nanoseconds) {
-        if others_work && !std::mem::replace(&mut self.others_worked, others_work) && self.plain {
+        if others_work && !std::mem::replace(&mut self.others_worked, others_work) {
             self.at_once = self.watch.pairs().saturating_add(PAIRS_AT_ONCE);
             self.next_probe = self.next_probe.min(now + self.pair());
         }
@@ -495,20 +522,6 @@ impl Guard {
             Some((waited, ran)) if *ran > 0.0 => (waited / ran).min(WAITED_MAX),
             _ => 0.0,
         }
-    }
-}
-
-/// Washout and measured part of the blocks of a probe: those of the trial; of one in short blocks the usual ones. What tells a
-/// plain gain in two seconds does not tell a small loss, and a guard is there for that.
-fn probe_lengths(e: &Experiment, policy: &Policy) -> (Nanoseconds, Nanoseconds) {
-    match e.setup.plain {
-        None => (e.washout, e.setup.measured),
-        Some(settling) => (
-            e.washout
-                .max(settling * SETTLING_CONSTANTS + e.setup.lag)
-                .max(Nanoseconds::from_secs_f64(policy.washout_min_s)),
-            e.setup.measured.max(PROBE_MEASURED_MIN),
-        ),
     }
 }
 
@@ -928,6 +941,7 @@ impl Engine {
         }
         if was_probing && self.guards.get(key).is_some_and(|g| g.probe.is_none()) {
             self.end_probe(key);
+            self.note_fresh(key, matches!(finding, Finding::Passed));
         }
         if let Some((experiment, block, on)) = coin {
             // On disk before the switch, like the coins of a trial.
@@ -1086,11 +1100,14 @@ impl Engine {
         g.watch.set_neighbours(neighbours);
         g.borrowed = borrowed;
         let on = g.coins.toss();
+        let is_long = g.watch.looks_for_a_scar() && g.coins.toss();
+        let washout = if is_long { g.long_washout() } else { g.washout };
         g.pairs += 1;
         g.watch.block_started();
         g.probe = Some(Probe {
-            block: Block::start(0, on, now, g.washout, g.measured),
-            washout: g.washout,
+            block: Block::start(0, on, now, washout, g.measured),
+            washout,
+            is_long,
             first: None,
             switch_started: now,
         });
@@ -1109,6 +1126,43 @@ impl Engine {
             Finding::Switch(false)
         };
         (finding, Some(coin))
+    }
+
+    /// What is gained is what the pairs after the acceptance show. `passed`: the probation is over.
+    fn note_fresh(&mut self, key: ActionId, passed: bool) {
+        let Some(g) = self.guards.get_mut(key) else { return };
+        let pairs = g.watch.pairs();
+        let Some(effect) = g.watch.fresh().filter(|_| pairs >= FRESH_PAIRS) else {
+            return;
+        };
+        g.effect = effect;
+        if pairs != FRESH_PAIRS && !passed {
+            return;
+        }
+        g.record.fresh = Some(FreshGain { effect, pairs });
+        let record = g.record.clone();
+        let text = format!(
+            "{} {} by {pairs} pairs after the acceptance",
+            g.strategy,
+            g.panel().gain(&effect)
+        );
+        g.sentence.clone_from(&text);
+        let ids: Vec<WorkloadId> = g.workloads().cloned().collect();
+        for fingerprint in self.fingerprints(&ids) {
+            if let Some(p) = self.priors.get_mut(&(fingerprint, record.strategy.clone())) {
+                p.effect = Some(effect);
+            }
+        }
+        self.out.push(Command::RecordExperiment(Box::new(record)));
+        self.decide_all(&ids, Stage::Improved, &text, false);
+    }
+
+    /// The kinds of these workloads.
+    fn fingerprints(&self, ids: &[WorkloadId]) -> BTreeSet<Fingerprint> {
+        ids.iter()
+            .filter_map(|id| self.workloads.get(id))
+            .map(|w| w.workload.fingerprint.clone())
+            .collect()
     }
 
     /// A probe is over: its coins need not be kept, and meters that were opened for it are closed.
@@ -1308,12 +1362,8 @@ impl Engine {
             ..accepted
         };
         self.out.push(Command::RecordExperiment(Box::new(record)));
-        let fingerprints: BTreeSet<_> = ids
-            .iter()
-            .filter_map(|id| self.workloads.get(id))
-            .map(|w| w.workload.fingerprint.clone())
-            .collect();
-        for fingerprint in fingerprints {
+        for fingerprint in self.fingerprints(&ids) {
+            self.discovery.revoke(&Attempt::of(&fingerprint, &strategy));
             let unix = self.unix;
             if let Some(p) = self.priors.get_mut(&(fingerprint, strategy.clone())) {
                 p.verdict = verdict;
@@ -1526,6 +1576,7 @@ impl Guard {
             let coin = (self.record.id, self.coin_number() + 1, !on);
             return (Finding::Switch(!on), Some(coin));
         };
+        let is_long = probe.is_long;
         self.probe_over(now);
         self.unread = 0;
         let (on, off) = if first_on {
@@ -1533,7 +1584,7 @@ impl Guard {
         } else {
             (scores, first)
         };
-        let found = self.watch.observe(&on, &off);
+        let found = self.watch.observe(&on, &off, is_long);
         if found == Found::Fine && !self.watch.suspicious() {
             self.fine_at = now;
         }
@@ -1550,8 +1601,8 @@ impl Guard {
                 // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
                 let work = (self.stall + self.over_stall) * STALL_SPACING;
                 work.clamp(self.pair() * SUSPECT_SPACING, self.pair() * PROBATION_SPACING)
-            } else if self.plain && self.watch.pairs() < self.at_once {
-                self.pair() * PROBATION_SPACING
+            } else if self.watch.pairs() < self.at_once {
+                Nanoseconds::ZERO
             } else if self.watch.in_probation() {
                 often
             } else {

@@ -19,7 +19,8 @@ pub use controller::{Controller, HostSeen, Wanted};
 pub use homeostat_model::ProvenReader;
 pub use policy::{Mode, Policy, Profile, WorkloadRule};
 pub use protocol::{
-    Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan, Story,
+    Attempt, Command, DecisionRecord, Event, Fault, FaultKind, Memory, OperatorRequest, Prior, SamplingPlan,
+    Story,
 };
 pub use strategy::{
     Declined, Held, Load, Neighbour, Opinion, Proposal, RefusedPlace, Seen, Setting, Strategy,

@@ -79,6 +79,8 @@ pub struct Policy {
     pub scan_interval_s: f64,
     /// Seconds between samples of a workload that is metered, observed or under experiment.
     pub detail_interval_s: f64,
+    /// Seconds between such samples while a change is compared on and off: blocks are as short as a second.
+    pub trial_interval_s: f64,
     /// Most workloads sampled in detail at the same time.
     pub detail_workloads_max: usize,
     /// Samples (intervals) needed to judge a meter.
@@ -99,7 +101,7 @@ pub struct Policy {
     /// Longest washout: a change that needs more to take effect is not switched back and forth (seconds).
     pub washout_max_s: f64,
     /// Candidate lengths of the measured part of a block (seconds).
-    pub measured_candidates_s: Vec<u32>,
+    pub measured_candidates_s: Vec<f64>,
     /// Budget of one experiment (seconds).
     pub experiment_max_s: f64,
     /// How many tries are controlled together, and how.
@@ -166,15 +168,16 @@ impl Default for Policy {
             memory_min_mib: 48,
             scan_interval_s: 10.0,
             detail_interval_s: 1.0,
+            trial_interval_s: 0.25,
             detail_workloads_max: 8,
             meter_samples_min: 12,
             observe_min_s: 30.0,
             observe_max_s: 1200.0,
             meter_noise_max: 0.35,
             meter_cost_max: 0.01,
-            washout_min_s: 2.0,
+            washout_min_s: 0.5,
             washout_max_s: 180.0,
-            measured_candidates_s: vec![4, 6, 10, 20, 40, 80],
+            measured_candidates_s: vec![1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0],
             experiment_max_s: 3600.0,
             discovery: Rule::default(),
             trial: TrialParameters::default(),
@@ -215,6 +218,7 @@ impl Policy {
         range("cpu_min", self.cpu_min, 0.0, 10_000.0);
         range("scan_interval_s", self.scan_interval_s, 1.0, 3600.0);
         range("detail_interval_s", self.detail_interval_s, 0.2, 60.0);
+        range("trial_interval_s", self.trial_interval_s, 0.2, 60.0);
         range(
             "detail_workloads_max",
             self.detail_workloads_max as f64,
@@ -235,7 +239,7 @@ impl Policy {
             16.0,
         );
         for candidate in &self.measured_candidates_s {
-            range("measured_candidates_s", f64::from(*candidate), 1.0, 600.0);
+            range("measured_candidates_s", *candidate, 1.0, 600.0);
         }
         range("experiment_max_s", self.experiment_max_s, 30.0, 86_400.0);
         range("backoff_rejected_s", self.backoff_rejected_s, 0.0, 1e9);

@@ -194,6 +194,43 @@ pub struct Prior {
     pub failures: u32,
 }
 
+/// A try that used up a level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "AttemptForm")]
+pub struct Attempt {
+    /// The kind of change ([`Attempt::of`]).
+    pub of: String,
+    /// Whether it was accepted and still stands.
+    pub accepted: bool,
+}
+
+impl Attempt {
+    /// The name of a kind of change: a kind of workload and a strategy.
+    pub fn of(fingerprint: &homeostat_model::Fingerprint, strategy: &StrategyId) -> String {
+        format!("{fingerprint} {strategy}")
+    }
+}
+
+/// Recordings of earlier versions have only whether it was accepted.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum AttemptForm {
+    Accepted(bool),
+    Whole { of: String, accepted: bool },
+}
+
+impl From<AttemptForm> for Attempt {
+    fn from(form: AttemptForm) -> Self {
+        match form {
+            AttemptForm::Accepted(accepted) => Self {
+                of: String::new(),
+                accepted,
+            },
+            AttemptForm::Whole { of, accepted } => Self { of, accepted },
+        }
+    }
+}
+
 /// What was known when the mind started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
@@ -203,8 +240,8 @@ pub struct Memory {
     pub placebos: u32,
     /// False accepts among them.
     pub false_accepts: u32,
-    /// Tries and accepts for false-discovery control, oldest first: `true` = accepted.
-    pub tries: Vec<bool>,
+    /// Tries for false-discovery control, oldest first.
+    pub tries: Vec<Attempt>,
     /// Harm exposure of the last 24 hours in percent × seconds, as far as it was written down.
     #[serde(default)]
     pub exposure: f64,

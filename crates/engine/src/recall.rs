@@ -339,12 +339,12 @@ impl Engine {
             started: self.now,
             started_unix: self.unix,
             urgent: true,
-            plain: None,
+            lengths: None,
             reader: Some(pair.1.clone()),
             contained: crate::trials::contained_by(&proposal.target),
             places: Places::default(),
         };
-        let mut e = Experiment::new(setup, Breaker::new(choice.scale_5s));
+        let mut e = Experiment::new(setup, Breaker::new(choice.scale_breaker));
         // Another meter may have judged then.
         e.washout = e.washout.max(proven.washout);
         e.parts.push(vec![action]);

@@ -408,11 +408,7 @@ impl Engine {
 
 /// Blocks for an urgent trial: no passive history tells how long they must be.
 pub(crate) fn choice(policy: &Policy) -> Choice {
-    let mut lengths: Vec<f64> = policy
-        .measured_candidates_s
-        .iter()
-        .map(|s| f64::from(*s))
-        .collect();
+    let mut lengths = policy.measured_candidates_s.clone();
     lengths.sort_by(f64::total_cmp);
     let measured_s = lengths
         .iter()
@@ -423,7 +419,7 @@ pub(crate) fn choice(policy: &Policy) -> Choice {
     Choice {
         measured_s,
         scale: SCALE,
-        scale_5s: SCALE,
+        scale_breaker: SCALE,
         pairs: 0.0,
         predicted_s: 0.0,
         provable: 0.0,
@@ -446,14 +442,14 @@ mod tests {
 
     #[test]
     fn blocks_are_the_shortest_that_last_long_enough() {
-        let with = |candidates: &[u32]| {
+        let with = |candidates: &[f64]| {
             choice(&Policy {
                 measured_candidates_s: candidates.to_vec(),
                 ..Policy::default()
             })
             .measured_s
         };
-        assert_eq!(with(&[4, 6, 10, 20]), 6.0);
-        assert_eq!(with(&[4, 2, 3]), 4.0);
+        assert_eq!(with(&[4.0, 6.0, 10.0, 20.0]), 6.0);
+        assert_eq!(with(&[4.0, 2.0, 3.0]), 4.0);
     }
 }

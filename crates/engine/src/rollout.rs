@@ -111,7 +111,7 @@ pub(crate) struct Wish<'a> {
     /// How much of that is for a meter that tells late: what lies nearer to each other tells partly the same.
     pub(crate) lag: f64,
     /// Candidates for the measured part, in seconds.
-    pub(crate) candidates: &'a [u32],
+    pub(crate) candidates: &'a [f64],
     /// Shares after each part.
     pub(crate) shares: &'a [f64],
     /// Predicted gain (log units).
@@ -128,7 +128,7 @@ pub(crate) fn plan(wish: &Wish<'_>) -> Option<Plan> {
     let mut candidates: Vec<f64> = wish
         .candidates
         .iter()
-        .map(|c| f64::from(*c))
+        .copied()
         .filter(|c| *c >= wish.interval)
         .collect();
     candidates.sort_by(f64::total_cmp);
@@ -460,7 +460,7 @@ mod tests {
             interval: 1.0,
             discard: 2.3,
             lag: 0.0,
-            candidates: &[4, 6, 10, 20, 40, 80],
+            candidates: &[4.0, 6.0, 10.0, 20.0, 40.0, 80.0],
             shares: &[0.1, 0.25, 0.5, 1.0],
             theta,
             alpha: 0.002,

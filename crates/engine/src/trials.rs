@@ -1,14 +1,14 @@
 //! Experiments from start to verdict, and the changes they leave behind.
 
-use crate::blocks::{BREAKER_SPAN, Objective};
+use crate::blocks::{Lengths, Objective};
 use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
-use crate::experiment::{Experiment, Need, Phase, Setup};
+use crate::experiment::{Experiment, Need, Phase, SETTLING_CONSTANTS, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::{self, Meaning};
 use crate::meters;
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
 use crate::policy::Mode;
-use crate::protocol::{Command, Fault, FaultKind, Prior};
+use crate::protocol::{Attempt, Command, Fault, FaultKind, Prior};
 use crate::relief;
 use crate::rollout::{self, Piece, Staged, Wish};
 use crate::spans::{self, SpanRail};
@@ -21,7 +21,7 @@ use homeostat_model::{
     MeaningAccount, MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
-use homeostat_statistics::block_length::{self, Choice, Past, Unmeasurable};
+use homeostat_statistics::block_length::{Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::staged;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +38,8 @@ const UNDO_RETRY_SLOW: Nanoseconds = Nanoseconds::from_secs(60);
 const PRESSURE_MEMORY_MAX: f64 = 0.10;
 /// Passive history that the circuit breaker takes as the level before.
 const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
+/// A running trial is written to the history every so many blocks.
+const RECORDED_BLOCKS: u32 = 32;
 /// Starts of experiments are counted over this.
 pub(crate) const HOUR: Nanoseconds = Nanoseconds::from_secs(3600);
 /// Effector that does nothing.
@@ -57,15 +59,8 @@ pub(crate) const ALONE: Nanoseconds = Nanoseconds::from_secs(3600);
 const POSTPONED_MAX: u32 = 5;
 /// … at first for so long, and for twice as long each time: a quarter of an hour in all.
 const POSTPONED: Nanoseconds = Nanoseconds::from_secs(30);
-/// A predicted gain of at least this (log units, lower end; 16.2 % more) is plain: it shows in blocks that are measured from one
-/// time constant of the effect on instead of three, which are a third of the usual length. A block that mixes some of the other
-/// state into what it measures shows less of the effect. As in longer blocks, what is not covered is an undo that itself slows
-/// the program down beyond the washout; the probes of the guard are longer and find that out.
+/// A predicted gain of at least this (log units, lower end; 16.2 % more) is plain: it is tried after a shorter passive history.
 const PLAIN_GAIN: f64 = 0.15;
-/// … where that time constant is at most this; a longer one is mostly the time that the change itself takes.
-const PLAIN_SETTLING: Nanoseconds = Nanoseconds::from_millis(1500);
-/// … and so short a part may be measured (seconds), if the history says that noise allows it.
-const PLAIN_MEASURED_S: u32 = 2;
 /// A member of a joint trial that proved no gain is tried alone unless its own estimate is this many standard errors below
 /// nothing.
 const LOST_ERRORS: f64 = 2.0;
@@ -82,10 +77,10 @@ struct Launch<'a> {
     settling: Nanoseconds,
     alpha: f64,
     choice: &'a Choice,
+    /// What the length of blocks is chosen from again when it is known what a switch costs.
+    lengths: Option<Lengths>,
     /// It protects from a loss that happens now.
     urgent: bool,
-    /// Its gain is plain to see: the time constant of the effect as it was told.
-    plain: Option<Nanoseconds>,
 }
 
 /// How much is left out of each block for a neighbour's meter that tells so late: half of the measured part may be of before.
@@ -446,7 +441,8 @@ impl Engine {
 
     /// What is left out of each block at least, of a change that settles so (seconds).
     fn washout(&self, panel: &Panel, settling: Nanoseconds) -> f64 {
-        self.policy.washout_min_s.max((settling * 3).as_secs_f64()) + self.lag(panel).as_secs_f64()
+        let settles = settling.as_secs_f64() * SETTLING_CONSTANTS;
+        self.policy.washout_min_s.max(settles) + self.lag(panel).as_secs_f64()
     }
 
     /// Chooses the block length from the passive history and the least gain that is predicted (log units); `Err` says why
@@ -457,28 +453,23 @@ impl Engine {
         alpha: f64,
         settling: Nanoseconds,
         least: f64,
-    ) -> Result<Choice, Unmeasurable> {
+    ) -> Result<(Choice, Option<Lengths>), Unmeasurable> {
         let seconds = self.passive(panel);
         let interval = self.policy.detail_interval_s;
-        let mut candidates = self.policy.measured_candidates_s.clone();
-        if is_plain(least) {
-            candidates.push(PLAIN_MEASURED_S);
-        }
-        block_length::choose(
+        let lengths = Lengths {
+            seconds,
+            interval,
+            few: self.lag(panel) > Nanoseconds::ZERO,
             least,
-            Past {
-                seconds: &seconds,
-                interval,
-                few: self.lag(panel) > Nanoseconds::ZERO,
-            },
-            self.washout(panel, settling),
-            &candidates,
-            &TrialParameters {
-                alpha,
-                ..self.policy.trial.clone()
-            },
-            self.policy.experiment_max_s,
-        )
+            candidates: self.policy.measured_candidates_s.clone(),
+            budget: self.policy.experiment_max_s,
+        };
+        let parameters = TrialParameters {
+            alpha,
+            ..self.policy.trial.clone()
+        };
+        let choice = lengths.choose(self.washout(panel, settling), 0.0, &parameters)?;
+        Ok((choice, Some(lengths)))
     }
 
     /// Starts the trial of what is proposed for these workloads, as one change; if that cannot be measured, of what is
@@ -516,19 +507,13 @@ impl Engine {
             .unwrap_or(Nanoseconds::ZERO);
         let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
         let least = panel::log_gain(predicted.lower);
-        let plain = (is_plain(least) && !urgent && settling <= PLAIN_SETTLING).then_some(settling);
-        let settling = if plain.is_some() {
-            Nanoseconds(settling.0 / 3)
-        } else {
-            settling
-        };
         let designed = if urgent {
-            Ok(relief::choice(&self.policy))
+            Ok((relief::choice(&self.policy), None))
         } else {
             self.design(&panel, alpha, settling, least)
         };
-        let choice = match designed {
-            Ok(choice) => choice,
+        let (choice, lengths) = match designed {
+            Ok(designed) => designed,
             // More history comes by waiting.
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(_) if panel.is_joint() => return self.start_trial(std::slice::from_ref(best), best),
@@ -560,8 +545,8 @@ impl Engine {
             settling,
             alpha,
             choice: &choice,
+            lengths,
             urgent,
-            plain,
         };
         if !reversible {
             parts.truncate(rollout::STAGES_MAX);
@@ -569,7 +554,7 @@ impl Engine {
             return;
         }
         let text = format!(
-            "{}{} in randomised on/off blocks of {:.0} s, washout at least {} s, at level {alpha:.4}",
+            "{}{} in randomised on/off blocks of {} s, washout at least {} s, at level {alpha:.4}",
             launch.strategy,
             as_one(&launch.panel),
             choice.measured_s,
@@ -704,8 +689,8 @@ impl Engine {
         let Some(panel) = self.panel_of(std::slice::from_ref(id)) else {
             return;
         };
-        let choice = match self.design(&panel, self.policy.placebo_alpha, Nanoseconds::ZERO, 0.0) {
-            Ok(choice) => choice,
+        let (choice, lengths) = match self.design(&panel, self.policy.placebo_alpha, Nanoseconds::ZERO, 0.0) {
+            Ok(designed) => designed,
             Err(Unmeasurable::HistoryTooShort { .. }) => return,
             Err(why) => {
                 self.refuse(id, Declined::because(format!("no placebo trial: {why}")), false);
@@ -735,8 +720,8 @@ impl Engine {
             settling: Nanoseconds::ZERO,
             alpha: self.policy.placebo_alpha,
             choice: &choice,
+            lengths,
             urgent: false,
-            plain: None,
         });
         if started.is_some() {
             self.decide(id, Stage::Trying, hypothesis.to_owned(), false);
@@ -754,12 +739,10 @@ impl Engine {
             settling,
             alpha,
             choice,
+            lengths,
             urgent,
-            plain,
         } = launch;
-        // Shorter blocks are noisier.
-        let shorter = plain.map_or(1.0, |_| (BREAKER_SPAN.as_secs_f64() / choice.measured_s).max(1.0));
-        let mut breaker = Breaker::new(choice.scale_5s * shorter.sqrt());
+        let mut breaker = Breaker::new(choice.scale_breaker);
         // Until the first off block the passive history is what a fall is measured against.
         let from = self
             .observed_since(&panel)
@@ -814,7 +797,7 @@ impl Engine {
             started: self.now,
             started_unix: self.unix,
             urgent,
-            plain,
+            lengths,
             reader,
             contained,
             places,
@@ -1137,7 +1120,7 @@ impl Engine {
             Need::Nothing => {}
             Need::Switch { on } => self.switch_all(&switched, on),
             Need::Begin { block, on, switch } => {
-                let record = (block > 0 && block % 8 == 0).then(|| self.record(e, None));
+                let record = (block > 0 && block % RECORDED_BLOCKS == 0).then(|| self.record(e, None));
                 self.out.push(Command::NoteCoin {
                     experiment: id,
                     block,
@@ -1709,7 +1692,8 @@ impl Engine {
         self.exposure.note(self.now, owner, e.harm_exposure());
         if verdict != Verdict::Aborted || !e.blocks.is_empty() {
             // A try that was broken off could have been accepted until then: its level is used up.
-            self.discovery.record(verdict == Verdict::Accepted);
+            let kind = Attempt::of(&record.fingerprint, &e.setup.strategy);
+            self.discovery.record(&kind, verdict == Verdict::Accepted);
         }
         if !e.not_now {
             for m in &living {
@@ -1778,8 +1762,8 @@ impl Engine {
         );
         let members: Vec<WorkloadId> = panel.workloads().cloned().collect();
         let others_work = self.others_work(&members);
-        let mut guard =
-            Guard::new(e, record, text.clone(), self.now, &self.policy).probed_soon(others_work, self.now);
+        let mut guard = Guard::new(e, record, text.clone(), self.now, &self.policy)
+            .measured_afresh(others_work, self.now);
         for gone in &e.orphans {
             guard.lose_workload(gone, &self.changes, self.now);
         }
@@ -2143,7 +2127,11 @@ impl Engine {
             ended_unix: if verdict.is_some() { self.unix } else { 0 },
             verdict,
             reason: e.reason.clone(),
-            effect: (!e.blocks.is_empty()).then(|| e.effect()),
+            effect: match verdict {
+                Some(_) => (!e.blocks.is_empty()).then(|| e.effect()),
+                None => e.effect_told(),
+            },
+            fresh: None,
             evidence: e.evidence(),
             stalled: e.stalled,
             bloat: e.bloat,

@@ -219,7 +219,7 @@ impl Engine {
             on: e.on,
             washout_s: e.washout.as_secs_f64(),
             measured_s: e.measured().as_secs_f64(),
-            effect: (e.blocks.len() >= 2).then(|| e.effect().into()),
+            effect: e.effect_told().map(Into::into),
             evidence: finite_or_zero(e.evidence()),
             evidence_needed: finite_or_zero(1.0 / e.setup.parameters.alpha),
             elapsed_s: (self.now - e.setup.started).as_secs_f64(),

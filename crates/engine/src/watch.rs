@@ -15,10 +15,12 @@ use crate::experiment::Experiment;
 use crate::panel::{GUARDRAIL_FALL, Guardrail, IDLE_SHARE, Member, Panel, QUORUM, Reading, allowed_fall};
 use crate::series::Series;
 use crate::spans::{self, SpanWatch};
-use homeostat_model::{Nanoseconds, Verdict, WorkloadId};
+use homeostat_model::{Effect, Nanoseconds, Verdict, WorkloadId};
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::fresh::Fresh;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
-use homeostat_statistics::robust::{exp_m1, ln, mean};
+use homeostat_statistics::robust::{exp_m1, ln, ln_1p, mean};
+use homeostat_statistics::scar::{Scar, ScarState};
 use std::collections::VecDeque;
 
 /// The guard raises its alarm when the gain falls below this (log units).
@@ -32,6 +34,13 @@ const SUSPECT_SCALES: f64 = 4.0;
 const SUSPECT_LEVEL: f64 = 3.0;
 /// Share of the last five seconds that must be read before the circuit breaker looks at them.
 const BREAKER_COVERAGE: f64 = 0.8;
+/// Confidence of the gain that is told.
+const FRESH_CONFIDENCE: f64 = 0.90;
+/// So many pairs, their number fixed beforehand, tell how much is gained: on noisy machines the interval is some ten points wide. A
+/// gain that is then below the gate goes.
+pub(crate) const FRESH_PAIRS: u32 = 12;
+/// Pairs after which a change goes that has not shown a gain in blocks that begin late.
+const SCAR_PAIRS_MAX: u32 = 400;
 /// Differences that what is said is the mean of.
 const RECENT_MAX: usize = 8;
 /// Smallest scale of a pair's difference of a neighbour (log units); its meter was judged over longer blocks.
@@ -143,6 +152,10 @@ pub(crate) struct Watch {
     /// The reader that the change contains, and how much of its work it may lose (log units).
     reader: Option<(WorkloadId, f64)>,
     recent: VecDeque<f64>,
+    /// The gain as these pairs show it.
+    fresh: Fresh,
+    /// Whether the undo leaves a scar that looks like a gain; not asked of what protects from a loss.
+    scar: Option<Scar>,
     /// Pairs that said something.
     pairs: u32,
     suspicious: bool,
@@ -200,6 +213,9 @@ impl Watch {
             .filter_map(|rail| SpanWatch::of(rail, e.span_rise_max))
             .collect();
         watch.share_alarms();
+        if e.setup.urgent || e.setup.contained.is_some() {
+            return watch.without_scar();
+        }
         watch
     }
 
@@ -218,11 +234,34 @@ impl Watch {
             spans: Vec::new(),
             reader: None,
             recent: VecDeque::new(),
+            fresh: Fresh::new(noise.scale),
+            scar: Some(Scar::new(noise.scale)),
             pairs: 0,
             suspicious: false,
         };
         watch.share_alarms();
         watch
+    }
+
+    /// What protects from a loss is not switched off for longer than it must be.
+    pub(crate) fn without_scar(self) -> Self {
+        Self { scar: None, ..self }
+    }
+
+    /// Whether probes are drawn with a long washout, too.
+    pub(crate) fn looks_for_a_scar(&self) -> bool {
+        self.scar.is_some()
+    }
+
+    /// The gain as the pairs after the acceptance show it (relative); `None` while they are too few.
+    pub(crate) fn fresh(&self) -> Option<Effect> {
+        let found = self.fresh.interval(FRESH_CONFIDENCE)?;
+        Some(Effect {
+            estimate: exp_m1(found.estimate),
+            lower: exp_m1(found.lower),
+            upper: exp_m1(found.upper),
+            confidence: found.confidence,
+        })
     }
 
     pub(crate) fn panel(&self) -> &Panel {
@@ -242,7 +281,8 @@ impl Watch {
     }
 
     pub(crate) fn in_probation(&self) -> bool {
-        matches!(self.probation.state(), ProbationState::Running)
+        let clear = self.scar.as_ref().is_none_or(|s| s.state() != ScarState::Open);
+        matches!(self.probation.state(), ProbationState::Running) || (self.probation_pairs > 0 && !clear)
     }
 
     /// Whether the last pair, or those before it, look like a loss: the next one should come soon.
@@ -304,6 +344,8 @@ impl Watch {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
         self.spans.iter_mut().for_each(SpanWatch::start_over);
+        self.fresh = Fresh::new(self.scale);
+        self.scar = self.scar.take().map(|_| Scar::new(self.scale));
         self.recent.clear();
         self.suspicious = false;
         self.share_alarms();
@@ -504,8 +546,8 @@ impl Watch {
         on
     }
 
-    /// Takes a pair.
-    pub(crate) fn observe(&mut self, on: &Scores, off: &Scores) -> Found {
+    /// Takes a pair. `is_long`: its washouts were the long ones.
+    pub(crate) fn observe(&mut self, on: &Scores, off: &Scores, is_long: bool) -> Found {
         let said = |on: &[Seen], off: &[Seen]| -> Vec<Said> {
             on.iter().zip(off).map(|(on, off)| Said::of(*on, *off)).collect()
         };
@@ -536,6 +578,7 @@ impl Watch {
             Some(d) if weight >= QUORUM => self.probation.observe(d),
             _ => self.probation.state(),
         };
+        let scar = self.learn(whole.filter(|_| weight >= QUORUM), rested, is_long);
         let mut hurt = None;
         // Of small stakes the level rises to that by itself: a pair that gained is no reason to look again.
         let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < HOLDBACK_FLOOR)
@@ -584,6 +627,10 @@ impl Watch {
                 ),
                 Verdict::Rejected,
             ),
+            _ if scar.is_some() => Found::Alarm(
+                format!("revoked by the guard {after}: {}", scar.unwrap_or_default()),
+                Verdict::Rejected,
+            ),
             _ if hurt.is_some() => {
                 let (neighbour, who) = hurt.unwrap_or_default();
                 Found::Alarm(
@@ -596,8 +643,34 @@ impl Watch {
                     },
                 )
             }
-            ProbationState::Passed if was_in_probation => Found::Passed,
+            _ if was_in_probation && !self.in_probation() => Found::Passed,
             _ => Found::Fine,
+        }
+    }
+
+    /// How much is gained, and whether that is only a scar of the undo: `Some` says why the change must go.
+    fn learn(&mut self, difference: Option<f64>, rested: f64, is_long: bool) -> Option<String> {
+        let difference = match difference {
+            Some(difference) => difference,
+            // It kept them from their work.
+            None if rested < 0.0 => f64::NEG_INFINITY,
+            None => return None,
+        };
+        self.fresh.observe(difference);
+        let state = self.scar.as_mut().map(|s| s.observe(difference, is_long));
+        let told = self.fresh().filter(|_| self.fresh.count() == FRESH_PAIRS);
+        match (state, told) {
+            (Some(ScarState::Scar), _) => Some(
+                "the gain shrinks when blocks begin later: the undo slows the program down for a while, and that looked like a gain"
+                    .to_owned(),
+            ),
+            (Some(ScarState::Open), _) if self.fresh.count() >= SCAR_PAIRS_MAX => Some(
+                "no gain is proven in blocks that begin late, so it may be a slowness that the undo leaves".to_owned(),
+            ),
+            (_, Some(told)) if ln_1p(told.upper) < HOLDBACK_FLOOR => {
+                Some(format!("the gain is {told}, too little"))
+            }
+            _ => None,
         }
     }
 }
@@ -686,7 +759,7 @@ mod tests {
     /// Pairs until the alarm, and what it says.
     fn until_alarm(w: &mut Watch, on: &[Option<f64>], off: &[Option<f64>]) -> Option<(u32, String)> {
         let (on, off) = (block(w, on), block(w, off));
-        (1..=60).find_map(|n| match w.observe(&on, &off) {
+        (1..=60).find_map(|n| match w.observe(&on, &off, false) {
             Found::Alarm(why, _) => Some((n, why)),
             _ => None,
         })
@@ -739,7 +812,7 @@ mod tests {
         for _ in 0..12 {
             // The list is drawn up anew before each pair, and what was seen of those that stay is kept.
             w.set_neighbours(vec![(member("n", 2.0).by_work(), 0.002)]);
-            found.push(w.observe(&seen(2.2, 5.9), &seen(2.0, 6.0)));
+            found.push(w.observe(&seen(2.2, 5.9), &seen(2.0, 6.0), false));
         }
         let alarm = found.iter().find_map(|f| match f {
             Found::Alarm(why, verdict) => Some((why.clone(), *verdict)),
@@ -755,7 +828,7 @@ mod tests {
         let mut w = watch(&[1.0]);
         let pair = |w: &mut Watch, d: f64| {
             let (on, off) = (block(w, &[Some(2.0 + d)]), block(w, &[Some(2.0)]));
-            w.observe(&on, &off);
+            w.observe(&on, &off, false);
             w.suspicious()
         };
         assert!(!pair(&mut w, 0.1));

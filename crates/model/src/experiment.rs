@@ -287,6 +287,15 @@ pub fn time_in_words(seconds: f64) -> String {
     }
 }
 
+/// A gain as pairs of blocks show it that were made after the acceptance.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FreshGain {
+    /// Their mean, with an interval that is exact whatever the noise.
+    pub effect: Effect,
+    /// How many.
+    pub pairs: u32,
+}
+
 /// An experiment as it is remembered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentRecord {
@@ -345,6 +354,9 @@ pub struct ExperimentRecord {
     pub reason: String,
     /// Estimate.
     pub effect: Option<Effect>,
+    /// What pairs of blocks after the acceptance show: a trial stops when it looks best, and they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<FreshGain>,
     /// Evidence for a gain (e-value).
     #[serde(with = "crate::units::any_number")]
     pub evidence: f64,
@@ -357,6 +369,13 @@ pub struct ExperimentRecord {
     pub harm_exposure: f64,
     /// The blocks.
     pub blocks: Vec<BlockRecord>,
+}
+
+impl ExperimentRecord {
+    /// What is known of the effect: what was measured after the acceptance, else what the trial showed.
+    pub fn known_effect(&self) -> Option<Effect> {
+        self.fresh.map(|fresh| fresh.effect).or(self.effect)
+    }
 }
 
 /// An observation window to remember: means over a minute or so.

@@ -21,7 +21,7 @@ pub mod workload;
 
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use experiment::{
-    Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord,
+    Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain,
     MeaningAccount, MemberOutcome, ProvenReader, SpanChange, SpansAccount, StrategyId, Verdict, WindowRecord,
     effect_in_words,
 };

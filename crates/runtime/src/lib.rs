@@ -28,8 +28,8 @@ pub use recording::{Recorder, RecordingError};
 pub use recovery::{RECOVERY_PATIENCE, RecoveryReport, restore, restore_within};
 
 use homeostat_engine::{
-    Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior, SamplingPlan,
-    Stage, Status, Story, Strategy,
+    Attempt, Command, Engine, Event, Fault, FaultKind, Memory, Mode, OperatorRequest, Policy, Prior,
+    SamplingPlan, Stage, Status, Story, Strategy,
 };
 use homeostat_model::action::Target;
 use homeostat_model::setting::is_one_setting;
@@ -842,13 +842,19 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         blocks: false,
         ..Default::default()
     };
-    let mut tries: Vec<(homeostat_model::ExperimentId, bool)> = history
+    let mut tries: Vec<(homeostat_model::ExperimentId, Attempt)> = history
         .experiments(&filter, now_unix)
         .into_iter()
         .filter(|e| e.kind != ExperimentKind::Placebo)
         // An aborted try with a measurement has used its level, and so has one that a crash cut off.
         .filter(|e| e.verdict != Some(Verdict::Aborted) || e.effect.is_some())
-        .map(|e| (e.id, e.verdict == Some(Verdict::Accepted)))
+        .map(|e| {
+            let attempt = Attempt {
+                of: Attempt::of(&e.fingerprint, &e.strategy),
+                accepted: e.verdict == Some(Verdict::Accepted),
+            };
+            (e.id, attempt)
+        })
         .collect();
     tries.sort_by_key(|(id, _)| *id);
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
@@ -869,7 +875,7 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
         priors,
         placebos: small(placebos.run),
         false_accepts: small(placebos.accepted),
-        tries: tries.into_iter().map(|(_, accepted)| accepted).collect(),
+        tries: tries.into_iter().map(|(_, attempt)| attempt).collect(),
         next_experiment: history.next_experiment_id(now_unix).0,
         next_action: 1,
         kept: Vec::new(),

@@ -24,7 +24,7 @@ const DESIGNS: [(&str, Design); 3] = [
 ];
 const BUDGET_S: f64 = 3600.0;
 const HISTORY_S: usize = 1200;
-const CANDIDATES: [u32; 6] = [3, 5, 10, 20, 40, 80];
+const CANDIDATES: [f64; 10] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0];
 
 /// The block of a trial: seconds discarded, seconds measured.
 #[derive(Clone, Copy)]
@@ -120,20 +120,21 @@ fn run_misled(
         .map(|_| (1000.0 * exp(signal.next(random)), 1.0))
         .collect();
     let (washout, fixed) = match length {
-        Length::Fixed(b) => (b.washout, Some([b.measured])),
+        Length::Fixed(b) => (b.washout, Some([f64::from(b.measured)])),
         Length::Chosen { washout } => (washout, None),
     };
-    let candidates: &[u32] = fixed.as_ref().map_or(&CANDIDATES, |f| f);
+    let candidates: &[f64] = fixed.as_ref().map_or(&CANDIDATES, |f| f);
     let choice = block_length::choose(
         0.0,
         history(&past),
         f64::from(washout),
+        0.0,
         candidates,
         parameters,
         BUDGET_S,
     );
     let (measured, scale) = match (choice, length) {
-        (Ok(c), _) => (c.measured_s as u32, c.scale),
+        (Ok(c), _) => (c.measured_s.round() as u32, c.scale),
         // A fixed length is tried whatever the history says.
         (Err(block_length::Unmeasurable::TooNoisy { scale, .. }), Length::Fixed(b)) => (b.measured, scale),
         (Err(_), _) => return None,
@@ -704,7 +705,8 @@ fn many(sequences: usize, random: &mut Random) {
                     continue;
                 };
                 let accepted = o.decision == Decision::Benefit;
-                discovery.record(accepted);
+                // Each try is of another kind of change.
+                discovery.record(&i.to_string(), accepted);
                 blocks += u64::from(o.blocks);
                 good += usize::from(effect > 0.0);
                 true_here += usize::from(accepted && effect > 0.0);
@@ -993,21 +995,22 @@ fn breaker(runs: usize, random: &mut Random) {
             for _ in 0..runs {
                 let mut signal = load.start(random);
                 let past: Vec<(f64, f64)> = (0..300).map(|_| (exp(signal.next(random)), 1.0)).collect();
-                let scale_5s = block_length::choose(
+                let scale_breaker = block_length::choose(
                     0.0,
                     history(&past),
                     2.0,
-                    &[10],
+                    0.0,
+                    &[10.0],
                     &TrialParameters::default(),
                     BUDGET_S,
                 )
-                .map_or(0.05, |c| c.scale_5s);
-                let mut fuse = Breaker::new(scale_5s);
+                .map_or(0.05, |c| c.scale_breaker);
+                let mut fuse = Breaker::new(scale_breaker);
                 fuse.off_block(signal.block(random, 2, 10, 0.0));
                 fuse.block_started();
                 average(&mut signal, random, 2);
                 let seconds: Vec<f64> = (0..10).map(|_| signal.next(random) + ln(1.0 + effect)).collect();
-                trips += usize::from(seconds.windows(5).any(|w| fuse.trips(mean(w))));
+                trips += usize::from(seconds.windows(2).any(|w| fuse.trips(mean(w))));
             }
             let rate = share(trips, runs);
             cells.push(if effect == 0.0 {

@@ -10,12 +10,12 @@ use std::fmt;
 
 /// The history must cover this many pairs of a length before the length is considered.
 const PAIRS_MIN: f64 = 2.0;
-/// Pairs that suffice for an expected effect of [`LARGE`] times the smallest one of interest. The trial itself then
-/// learns the spread. Waiting would cost more than a wrong stake.
-const PAIRS_MIN_PLAIN: f64 = 1.5;
-const PLAIN: f64 = 7.5;
-/// An effect of this many times the smallest one of interest is large. Its blocks may be shorter than the washout.
-const LARGE: f64 = 4.0;
+/// The measured part is at least this share of the washout, or most of the trial would be waiting and switching.
+const MEASURED_SHARE: f64 = 0.5;
+/// A block should hold this many counts of work: its logarithm then varies by 5 % for counting alone, and is hardly skewed.
+const COUNTS_MIN: f64 = 400.0;
+/// … but no block is longer than this for that: what counts seldom shows its noise in the history.
+const COUNTS_FOR: f64 = 10.0;
 /// At least this share of the placebo blocks must have a score.
 const USABLE_MIN: f64 = 0.8;
 /// Smaller differences are not believed: stakes on a smaller scale can lose everything on one block.
@@ -26,7 +26,8 @@ pub const PROVABLE_MAX: f64 = 0.16;
 const PAIRS_PER_NAT: f64 = 2.6;
 /// Nine of ten normal numbers are at most this many standard deviations in size.
 const NINE_OF_TEN: f64 = 1.645;
-const BREAKER_SECONDS: f64 = 5.0;
+/// The circuit breaker looks at means of this length.
+pub const BREAKER_SECONDS: f64 = 2.0;
 const PLACEBOS_MAX: usize = 4096;
 
 /// The length chosen, and what to expect of it.
@@ -36,8 +37,8 @@ pub struct Choice {
     pub measured_s: f64,
     /// Prior scale: expected standard deviation of an on − off difference of two blocks (log units).
     pub scale: f64,
-    /// Expected standard deviation of a five-second mean (log units), for the circuit breaker.
-    pub scale_5s: f64,
+    /// Expected standard deviation of a mean over [`BREAKER_SECONDS`] (log units), for the circuit breaker.
+    pub scale_breaker: f64,
     /// Pairs needed to prove a gain of `delta`.
     pub pairs: f64,
     /// Time for that (seconds); may exceed the budget, then only larger gains can be proven.
@@ -142,7 +143,8 @@ pub struct Past<'a> {
 
 /// Chooses the measured part of a block for a change with the expected `effect` (log units; 0 if unknown). Short blocks
 /// suffice for a large effect. A wrong expectation affects the length of the trial, not its level. Times are seconds:
-/// `washout` is discarded at the start of a block, too short `candidates` are skipped, `budget` is the longest trial.
+/// `washout` is discarded at the start of a block, a switch makes the program stand still for `standstill` (so that dear
+/// switches get longer blocks), too short `candidates` are skipped, `budget` is the longest trial.
 ///
 /// # Errors
 /// [`Unmeasurable`] says why no trial should start, in a sentence with numbers.
@@ -150,7 +152,8 @@ pub fn choose(
     effect: f64,
     past: Past<'_>,
     washout: f64,
-    candidates: &[u32],
+    standstill: f64,
+    candidates: &[f64],
     parameters: &TrialParameters,
     budget: f64,
 ) -> Result<Choice, Unmeasurable> {
@@ -159,51 +162,48 @@ pub fn choose(
         interval,
         few,
     } = past;
-    if !(interval > 0.0 && interval.is_finite() && washout >= 0.0 && washout.is_finite()) {
+    let usable = |s: f64| s >= 0.0 && s.is_finite();
+    if !(interval > 0.0 && interval.is_finite() && usable(washout) && usable(standstill)) {
         return Err(Unmeasurable::NoCandidate);
     }
     let known = if effect.is_finite() { effect } else { 0.0 };
     let expected = known.max(parameters.delta);
-    // For an effect of the usual size most of the trial would be waiting.
-    let is_large = expected >= LARGE * parameters.delta;
-    let at_least = if is_large { 0.5 * washout } else { washout };
-    let lengths = lengths(candidates, interval, at_least);
-    let shortest = lengths.first().ok_or(Unmeasurable::NoCandidate)?;
+    let history = Prefix::new(seconds);
     let have_s = seconds.len() as f64 * interval;
-    let is_plain = expected >= PLAIN * parameters.delta;
-    let pairs_min = if is_plain { PAIRS_MIN_PLAIN } else { PAIRS_MIN };
-    let need_s = pairs_min * 2.0 * (washout + shortest);
+    let for_counts = (COUNTS_MIN * have_s / history.work().max(1.0)).min(COUNTS_FOR);
+    let lengths = lengths(candidates, interval, for_counts.max(MEASURED_SHARE * washout));
+    let shortest = lengths.first().ok_or(Unmeasurable::NoCandidate)?;
+    let need_s = PAIRS_MIN * 2.0 * (washout + shortest);
     if have_s < need_s {
         return Err(Unmeasurable::HistoryTooShort { have_s, need_s });
     }
-    let history = Prefix::new(seconds);
     let scale_of = |measured| history.pair_scale(interval, washout, measured, few);
-    let mut best: Option<(f64, f64, f64)> = None;
+    let mut best: Option<(f64, f64, f64, f64)> = None;
     for measured in lengths {
         let pairs = have_s / (2.0 * (washout + measured));
-        let Some(scale) = (pairs >= pairs_min).then(|| scale_of(measured)).flatten() else {
+        let Some(scale) = (pairs >= PAIRS_MIN).then(|| scale_of(measured)).flatten() else {
             continue;
         };
         // Few pairs underestimate the spread, and the smallest of several estimates even more.
         let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
         let blocks = blocks_needed(parameters.design, parameters.alpha, expected / scale);
-        let time = blocks * (2.0 * (washout + measured)) / 2.0;
-        if best.is_none_or(|(t, _, _)| time < t) {
-            best = Some((time, measured, scale));
+        let cost = blocks * (washout + measured + standstill);
+        if best.is_none_or(|b| cost < b.0) {
+            best = Some((cost, blocks, measured, scale));
         }
     }
-    let Some((time, measured, scale)) = best else {
+    let Some((_, blocks, measured, scale)) = best else {
         return Err(Unmeasurable::NoWork);
     };
     let block_s = washout + measured;
     let provable = provable(scale, block_s, parameters, budget)?;
-    let scale_5s = scale_of(BREAKER_SECONDS.max(interval)).unwrap_or(scale);
+    let of_breaker = scale_of(BREAKER_SECONDS.max(interval)).unwrap_or(scale);
     Ok(Choice {
         measured_s: measured,
         scale,
-        scale_5s: scale_5s.max(SCALE_FLOOR) / std::f64::consts::SQRT_2,
-        pairs: time / block_s / 2.0,
-        predicted_s: time,
+        scale_breaker: of_breaker.max(SCALE_FLOOR) / std::f64::consts::SQRT_2,
+        pairs: blocks / 2.0,
+        predicted_s: blocks * block_s,
         provable,
         history_pairs: have_s / (2.0 * block_s),
     })
@@ -237,11 +237,11 @@ fn provable(
 }
 
 /// The usable lengths, the shortest first: those of at least `at_least` seconds, or else the longest.
-fn lengths(candidates: &[u32], interval: f64, at_least: f64) -> Vec<f64> {
+fn lengths(candidates: &[f64], interval: f64, at_least: f64) -> Vec<f64> {
     let mut lengths: Vec<f64> = candidates
         .iter()
-        .map(|c| f64::from(*c))
-        .filter(|c| *c >= interval)
+        .copied()
+        .filter(|c| c.is_finite() && *c >= interval)
         .collect();
     lengths.sort_by(f64::total_cmp);
     let longest = lengths.last().copied().unwrap_or(0.0);
@@ -270,6 +270,11 @@ impl Prefix {
         Self { sums }
     }
 
+    /// Work in all.
+    fn work(&self) -> f64 {
+        self.sums.last().map_or(0.0, |(work, _, _)| *work)
+    }
+
     /// ln(Σ work / Σ denominator) of `n` intervals from `from`.
     fn score(&self, from: usize, n: usize) -> Option<f64> {
         let (a, b) = (self.sums.get(from)?, self.sums.get(from + n)?);
@@ -279,7 +284,8 @@ impl Prefix {
 
     /// Standard deviation of differences of neighbouring placebo blocks, from their median size. Starts slide by one
     /// interval: more (dependent) pairs give a steadier median. The median misses an event in one block of seven. So
-    /// for blocks with `few` readings the scale also covers the largest tenth of the differences.
+    /// for blocks with `few` readings the scale also covers the largest tenth of the differences. So it does where most
+    /// blocks count the same.
     fn pair_scale(&self, interval: f64, washout: f64, measured: f64, few: bool) -> Option<f64> {
         let skip = (washout / interval).round() as usize;
         let length = (measured / interval).round().max(1.0) as usize;
@@ -299,7 +305,7 @@ impl Prefix {
         let usable = differences.len() as f64 / tried as f64;
         (usable >= USABLE_MIN).then(|| {
             let usual = MAD_TO_SIGMA * median(&differences);
-            if few {
+            if few || usual <= 0.0 {
                 usual.max(quantile(&differences, 0.9) / NINE_OF_TEN)
             } else {
                 usual
@@ -313,14 +319,14 @@ mod tests {
     use super::*;
     use crate::simulation::{Load, Random};
 
-    const CANDIDATES: [u32; 6] = [3, 5, 10, 20, 40, 80];
+    const CANDIDATES: [f64; 6] = [3.0, 5.0, 10.0, 20.0, 40.0, 80.0];
 
     /// Nothing is known of the change.
     fn usual(
         seconds: &[(f64, f64)],
         interval: f64,
         washout: f64,
-        candidates: &[u32],
+        candidates: &[f64],
         parameters: &TrialParameters,
         budget: f64,
     ) -> Result<Choice, Unmeasurable> {
@@ -328,7 +334,7 @@ mod tests {
             interval,
             ..past(seconds, false)
         };
-        choose(0.0, past, washout, candidates, parameters, budget)
+        choose(0.0, past, washout, 0.0, candidates, parameters, budget)
     }
 
     fn past(seconds: &[(f64, f64)], few: bool) -> Past<'_> {
@@ -351,7 +357,7 @@ mod tests {
         }
         let p = TrialParameters::default();
         let scale = |few| {
-            choose(0.0, past(&seconds, few), 9.0, &[10], &p, 1e9)
+            choose(0.0, past(&seconds, few), 9.0, 0.0, &[10.0], &p, 1e9)
                 .unwrap()
                 .scale
         };
@@ -378,7 +384,7 @@ mod tests {
     #[test]
     fn the_scale_of_white_noise_is_that_of_theory() {
         let seconds = history(Load::white(0.02), 1200, 1);
-        let c = usual(&seconds, 1.0, 2.0, &[20], &parameters(), 3600.0).unwrap();
+        let c = usual(&seconds, 1.0, 2.0, &[20.0], &parameters(), 3600.0).unwrap();
         let theory = 0.02 * (2.0f64 / 20.0).sqrt();
         assert!((c.scale / theory - 1.0).abs() < 0.25, "{} {theory}", c.scale);
         assert_eq!(c.measured_s, 20.0);
@@ -415,6 +421,7 @@ mod tests {
     fn each_refusal_says_why() {
         let p = parameters();
         let steady = vec![(100.0, 1.0); 600];
+        let steady = vec![(1000.0, 1.0); steady.len()];
         let short = usual(&steady[..15], 1.0, 2.0, &CANDIDATES, &p, 3600.0).unwrap_err();
         assert_eq!(
             short.to_string(),
@@ -454,11 +461,11 @@ mod tests {
     }
 
     #[test]
-    fn no_block_is_shorter_than_the_washout() {
+    fn no_block_is_shorter_than_half_of_the_washout() {
         let seconds = history(Load::white(0.01), 1200, 5);
-        let c = usual(&seconds, 1.0, 15.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
+        let c = usual(&seconds, 1.0, 30.0, &CANDIDATES, &parameters(), 3600.0).unwrap();
         assert!(c.measured_s >= 15.0);
-        let only_short = usual(&seconds, 1.0, 15.0, &[5, 10], &parameters(), 3600.0).unwrap();
+        let only_short = usual(&seconds, 1.0, 30.0, &[5.0, 10.0], &parameters(), 3600.0).unwrap();
         assert_eq!(only_short.measured_s, 10.0);
     }
 
@@ -467,10 +474,52 @@ mod tests {
         let seconds = history(Load::white(0.05), 1200, 11);
         let p = parameters();
         let usual = usual(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
-        let large = choose(0.3, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
+        let of = |effect| choose(effect, past(&seconds, false), 6.0, 0.0, &CANDIDATES, &p, 3600.0);
+        let large = of(0.3).unwrap();
         assert!(large.measured_s < usual.measured_s, "{large:?} {usual:?}");
         assert_eq!(large.measured_s, 3.0, "half of the washout suffices");
-        let wrong = choose(f64::NAN, past(&seconds, false), 6.0, &CANDIDATES, &p, 3600.0).unwrap();
-        assert_eq!(wrong, usual);
+        assert_eq!(of(f64::NAN).unwrap(), usual);
+    }
+
+    #[test]
+    fn a_dear_switch_gets_longer_blocks() {
+        let seconds = history(Load::white(0.02), 1200, 12);
+        let p = parameters();
+        let of = |standstill| {
+            let past = past(&seconds, false);
+            choose(0.0, past, 1.0, standstill, &CANDIDATES, &p, 3600.0).unwrap()
+        };
+        let (free, dear) = (of(0.0), of(10.0));
+        assert!(dear.measured_s > free.measured_s, "{dear:?} {free:?}");
+        assert!(of(0.1).measured_s <= dear.measured_s);
+    }
+
+    #[test]
+    fn few_counts_a_second_get_blocks_with_enough_of_them() {
+        // Quiet, so that the noise asks for the shortest block.
+        let of = |rate: f64| {
+            usual(
+                &vec![(rate, 1.0); 600],
+                1.0,
+                0.5,
+                &CANDIDATES,
+                &parameters(),
+                3600.0,
+            )
+        };
+        assert_eq!(of(1e6).unwrap().measured_s, 3.0);
+        assert_eq!(of(50.0).unwrap().measured_s, 10.0);
+        assert_eq!(of(1.0).unwrap().measured_s, 10.0, "no length has enough");
+    }
+
+    #[test]
+    fn a_median_of_nothing_is_not_believed() {
+        // Most blocks count the same, some one more.
+        let mut random = Random::new(13);
+        let seconds: Vec<(f64, f64)> = (0..600)
+            .map(|_| (if random.uniform() < 0.1 { 600.0 } else { 500.0 }, 1.0))
+            .collect();
+        let c = usual(&seconds, 1.0, 1.0, &[1.0], &parameters(), 3600.0).unwrap();
+        assert!(c.scale > 0.09, "{}", c.scale);
     }
 }

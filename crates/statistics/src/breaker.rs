@@ -1,5 +1,5 @@
-//! The circuit breaker: must an on block end at once? It is a fuse, not a statistical test. Scores are means over about
-//! five seconds (log units, more is better). A block is broken when a mean falls below the last off block by more than
+//! The circuit breaker: must an on block end at once? It is a fuse, not a statistical test. Scores are means over one or
+//! two seconds (log units, more is better). A block is broken when a mean falls below the last off block by more than
 //! 20 % and eight scales. Load steps trip it once or twice an hour in a rough load. A broken block is no verdict; it
 //! counts as a large loss.
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A fall by this share trips the breaker, if it is beyond the noise.
 pub const FALL_MIN: f64 = 0.20;
-/// … and if it exceeds this many scales of five-second means.
+/// … and if it exceeds this many scales of such means.
 pub const SCALES_MIN: f64 = 8.0;
 
 /// A circuit breaker.
@@ -22,11 +22,11 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// `scale_5s`: standard deviation of a five-second mean (log units). If it is no number, only the 20 % rule holds.
-    pub fn new(scale_5s: f64) -> Self {
+    /// `scale`: standard deviation of such a mean (log units). If it is no number, only the 20 % rule holds.
+    pub fn new(scale: f64) -> Self {
         let share = -ln(1.0 - FALL_MIN);
-        let noise = if scale_5s.is_finite() {
-            SCALES_MIN * scale_5s
+        let noise = if scale.is_finite() {
+            SCALES_MIN * scale
         } else {
             0.0
         };
@@ -50,7 +50,7 @@ impl Breaker {
         self.tripped = false;
     }
 
-    /// Whether the on block must end after this score of the last five seconds. −∞ (no work) trips, NaN does not. Never
+    /// Whether the on block must end after this score of the last seconds. −∞ (no work) trips, NaN does not. Never
     /// trips without an earlier off block. Counts one trip per block.
     pub fn trips(&mut self, score: f64) -> bool {
         let Some(reference) = self.reference else {

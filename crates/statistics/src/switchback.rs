@@ -127,7 +127,7 @@ impl Default for TrialParameters {
             delta: 0.02,
             gate: 0.01,
             harm_margin: 0.01,
-            alpha_harm: 0.20,
+            alpha_harm: 0.01,
             beta: 0.10,
             targets: [0.01, 0.02, 0.05, 0.10, 0.20],
             stake_cap: 4.0,
@@ -138,8 +138,11 @@ impl Default for TrialParameters {
     }
 }
 
-/// An hour of the shortest useful blocks (5 s). Bounded, because the interval is computed from all of them.
-const BLOCKS_MAX_DEFAULT: u32 = 720;
+/// An hour of the shortest blocks (1.5 s). Bounded, because the interval is computed from all of them.
+const BLOCKS_MAX_DEFAULT: u32 = 2400;
+/// Evidence for a loss from which a trial without a gain goes on until it is known whether it is one: a word for harm must
+/// be earned, and so must "no gain" where it looks like more than that.
+const LEANING: f64 = 10.0;
 const BLOCKS_MAX_LIMIT: u32 = 10_000;
 /// Smallest scale: below it every difference would be certain.
 const SCALE_MIN: f64 = 1e-4;
@@ -346,8 +349,8 @@ fn ln_products(squares: impl Iterator<Item = f64>, rates: [f64; SCALES.len()]) -
 
 /// A product is kept as its logarithm from here on.
 const PRODUCT_MAX: f64 = 1e250;
-/// The belief uses at most the last this many contrasts; no trial of the default length has more.
-const BELIEF_FROM: usize = BLOCKS_MAX_DEFAULT as usize;
+/// The belief uses at most the last this many contrasts: more would hardly sharpen it, and noise changes by the hour.
+const BELIEF_FROM: usize = 720;
 /// Less belief than this is none.
 const WEIGHT_MIN: f64 = 1e-4;
 
@@ -678,11 +681,16 @@ impl Trial {
             Decision::Harm
         } else if self.benefit.ln_e() >= -ln(p.alpha) && estimate >= p.gate {
             Decision::Benefit
-        } else if self.futility.ln_e() >= -ln(p.beta) && estimate < p.gate {
+        } else if self.futility.ln_e() >= -ln(p.beta) && estimate < p.gate && !self.leans_to_harm(estimate) {
             Decision::Futile
         } else {
             Decision::Continue
         };
+    }
+
+    /// Whether a loss is likely, but not yet proven.
+    fn leans_to_harm(&self, estimate: f64) -> bool {
+        self.harm.ln_e() >= ln(LEANING) && estimate <= -self.parameters.harm_margin
     }
 
     /// Scale of an on − off difference of two blocks, for the next contrast: from past ones only.
@@ -1388,12 +1396,12 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_harm_within_three_contrasts() {
+    fn a_loss_is_harm_within_seven_contrasts() {
         for design in DESIGNS {
             let mut random = Random::new(2);
             let trial = run(&parameters(design), &quiet(200), -0.2, || random.coin());
             assert_eq!(trial.decision(), Decision::Harm, "{design:?}");
-            assert!(trial.estimate().contrasts <= 3);
+            assert!(trial.estimate().contrasts <= 7);
         }
     }
 

@@ -132,7 +132,8 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
                 0.0,
                 past,
                 WASHOUT_S as f64,
-                &[4, 6, 10, 20, 40, 80],
+                0.0,
+                &[1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0],
                 &parameters,
                 3600.0,
             );

@@ -21,7 +21,8 @@ pub use resilient::{HistoryState, ResilientHistory};
 
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint,
-    MemberOutcome, MeterId, Nanoseconds, ProvenReader, StrategyId, Verdict, WindowRecord, WorkloadId,
+    FreshGain, MemberOutcome, MeterId, Nanoseconds, ProvenReader, StrategyId, Verdict, WindowRecord,
+    WorkloadId,
 };
 use migrations::{LATEST, MIGRATIONS};
 use rusqlite::types::Value;
@@ -608,6 +609,9 @@ impl History {
                     e.meanings =
                         self.known("experiments.meanings", text, |t| serde_json::from_str(t).ok())?;
                 }
+                if let Some(text) = words.fresh {
+                    e.fresh = self.known("experiments.fresh", text, |t| serde_json::from_str(t).ok())?;
+                }
                 e.others = self.others(e.id)?;
                 if !e.others.is_empty() {
                     e.members = self.members(e.id)?;
@@ -720,7 +724,8 @@ impl History {
                     e.verdict, COALESCE(m.has_effect, e.has_effect),
                     COALESCE(m.effect_estimate, e.effect_estimate), COALESCE(m.effect_lower, e.effect_lower),
                     COALESCE(m.effect_upper, e.effect_upper),
-                    COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix
+                    COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix,
+                    CASE WHEN e.verdict = 'accepted' THEN e.fresh END
              FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
              -- What is accepted is accepted as a whole; what is not is held against each by its own effect.
              LEFT JOIN experiment_members m ON e.verdict <> 'accepted' AND m.has_effect
@@ -739,7 +744,7 @@ impl History {
                     inconclusive: r.get(5)?,
                     aborted: r.get(6)?,
                     last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(Verdict::of),
-                    last_effect: effect_if(r, 8, 9)?,
+                    last_effect: fresh_at(r, 14)?.or(effect_if(r, 8, 9)?),
                     last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
                 })
             },
@@ -1083,9 +1088,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans, meanings)
+            harm_exposure, reader, spans, meanings, fresh)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1099,7 +1104,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
             harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
-            meanings = excluded.meanings",
+            meanings = excluded.meanings, fresh = excluded.fresh",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1136,6 +1141,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         e.reader.as_ref().map(Fingerprint::as_str),
         (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
         (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
+        e.fresh.as_ref().and_then(|fresh| serde_json::to_string(fresh).ok()),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1230,12 +1236,20 @@ fn effect_if(r: &Row<'_>, has: usize, first: usize) -> rusqlite::Result<Option<E
     Ok(r.get::<_, Option<bool>>(has)?.unwrap_or(false).then_some(effect))
 }
 
+/// What was measured after an acceptance, if that can be read.
+fn fresh_at(r: &Row<'_>, column: usize) -> rusqlite::Result<Option<Effect>> {
+    let text: Option<String> = r.get(column)?;
+    let fresh = text.and_then(|text| serde_json::from_str::<FreshGain>(&text).ok());
+    Ok(fresh.map(|fresh| fresh.effect))
+}
+
 /// Fields of an experiment that need parsing.
 struct Words {
     kind: String,
     verdict: Option<String>,
     spans: Option<String>,
     meanings: Option<String>,
+    fresh: Option<String>,
 }
 
 impl Words {
@@ -1245,6 +1259,7 @@ impl Words {
             verdict: r.get("verdict")?,
             spans: r.get("spans")?,
             meanings: r.get("meanings")?,
+            fresh: r.get("fresh")?,
         })
     }
 }
@@ -1264,6 +1279,7 @@ fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
         members: Vec::new(),
         spans: Vec::new(),
         meanings: Vec::new(),
+        fresh: None,
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),

@@ -10,8 +10,8 @@
 mod common;
 
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, MeaningAccount,
-    MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WindowRecord,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain,
+    MeaningAccount, MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WindowRecord,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -88,6 +88,15 @@ fn experiment(id: u64) -> ExperimentRecord {
         } else {
             Vec::new()
         },
+        fresh: (id % 2 == 0).then_some(FreshGain {
+            effect: Effect {
+                estimate: 0.13,
+                lower: 0.12,
+                upper: 0.16,
+                confidence: 0.9,
+            },
+            pairs: 12,
+        }),
         reader: None,
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),

@@ -1031,7 +1031,7 @@ mod tests {
         );
         assert!((bytes / (6.0 * (1_u64 << 30) as f64) - 1.0).abs() < 0.01);
         // A washout of three time constants covers the move.
-        assert!(3.0 * p.settling.as_secs_f64() >= bytes / pace - 0.01);
+        assert!(1.5 * p.settling.as_secs_f64() >= bytes / pace - 0.01);
         assert!(p.predicted.lower > 0.1, "{}", p.predicted);
         assert!(
             p.hypothesis
@@ -1300,7 +1300,7 @@ mod tests {
             "{}",
             p.hypothesis
         );
-        assert!(3.0 * p.settling.as_secs_f64() >= bytes / 1024.0 / 1024.0 / 1024.0 - 0.01);
+        assert!(1.5 * p.settling.as_secs_f64() >= bytes / 1024.0 / 1024.0 / 1024.0 - 0.01);
     }
 
     #[test]

@@ -165,9 +165,9 @@ const ENDED_SPREAD: f64 = 2.0;
 /// A reader that is known is contained before any harm is done when what nobody uses lasts it for less than this (seconds):
 /// a copy of a few files is over by then.
 const FORESEEN_S: f64 = 60.0;
-/// Pages that were taken are back, and those that are to go are gone, within three times this, where it is not seen how long
+/// Pages that were taken are back, and those that are to go are gone, within one and a half times this, where it is not seen how long
 /// that takes: with 256 MiB on a disk of 0.4 GB/s it took 4 and 8 seconds.
-const SETTLING: Nanoseconds = Nanoseconds::from_millis(2500);
+const SETTLING: Nanoseconds = Nanoseconds::from_millis(5000);
 /// The effectors; each begins with its name and that of the reader the sentence by which it says that its change is over.
 const CONTAINMENT: &str = "memory_containment";
 const DROPPING: &str = "page_dropping";

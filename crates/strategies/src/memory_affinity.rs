@@ -49,9 +49,9 @@ const ID: &str = "memory_affinity";
 const MIB: f64 = 1024.0 * 1024.0;
 /// Moved memory is local at once; caches and the translation buffer refill within this time.
 const SETTLING: Nanoseconds = Nanoseconds::from_millis(500);
-/// The engine waits three time constants for a change to take effect, so a switch that takes T seconds is announced
-/// with a time constant of T/3.
-const TIME_CONSTANTS: f64 = 3.0;
+/// The engine waits one and a half time constants for a change to take effect, so a switch that takes T seconds is announced
+/// with a time constant of T/1.5.
+const TIME_CONSTANTS: f64 = 1.5;
 /// Shares of a one-way plan that are reached after each stage.
 const STAGES: [f64; 4] = [0.10, 0.25, 0.50, 1.0];
 /// Most stages of a plan with equal steps.
@@ -695,7 +695,7 @@ mod tests {
         let one = moves(&p)[0];
         assert_eq!((one.node, one.shared), (NodeId(0), true));
         assert!(one.bytes.0.abs_diff(gib(1.2).0) < 1 << 20, "{}", one.bytes);
-        // A washout of three time constants covers the move.
+        // A washout of that many time constants covers the move.
         assert!(TIME_CONSTANTS * p.settling.as_secs_f64() >= one.bytes.0 as f64 / pace_of(&p) - 0.01);
         assert!(
             p.predicted.estimate > 0.05 && p.predicted.lower > 0.0,

@@ -26,7 +26,7 @@
 //! The kernel's own counters of the last minutes (`/proc/vmstat`): hinting faults, how many were local, pages migrated. A
 //! fault is taken to cost 1.5 µs (0.5 to 3), with the marking of its page; a migrated page 3 µs more. These are
 //! estimates, and the trial decides: whether it is off can be seen within seconds, since scanning stops at once, and begins
-//! at once when it is on again. A block begins with three times `settling_s` unmeasured, so that one scan after the switch
+//! at once when it is on again. A block begins with one and a half times `settling_s` unmeasured, so that one scan after the switch
 //! is not taken for all of them.
 //!
 //! Switching it on cannot be judged in blocks, however long: its effect builds up over minutes, and the pages that it moved
@@ -94,11 +94,11 @@ const MOVED_SHARE_MAX: Setting = Setting {
 const SETTLING_S: Setting = Setting {
     strategy: ID,
     name: "settling_s",
-    default: 5.0,
-    classic: 5.0,
+    default: 10.0,
+    classic: 10.0,
     low: 0.1,
     high: 60.0,
-    help: "time constant in seconds of the switch; a block begins with three times as much unmeasured, so that it holds \
+    help: "time constant in seconds of the switch; a block begins with one and a half times as much unmeasured, so that it holds \
            scans of the usual period and not only the one that follows the switch",
 };
 const GAIN_MIN: Setting = gain_min(ID);

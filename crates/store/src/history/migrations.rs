@@ -219,6 +219,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
     "ALTER TABLE experiments ADD COLUMN meanings TEXT;",
     // 10: what was waited for meanwhile: a JSON array; nothing reads or writes it any more
     "ALTER TABLE experiments ADD COLUMN waits TEXT;",
+    // 11: what pairs of blocks after the acceptance show: a JSON object
+    "ALTER TABLE experiments ADD COLUMN fresh TEXT;",
 ];
 
 /// The version of a database that has taken all steps.
