@@ -14,6 +14,7 @@ use homeostat_model::{
     NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId, Verdict,
     Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
+use homeostat_statistics::discovery::Rule;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Try;
@@ -448,11 +449,20 @@ fn machine() -> Machine {
     }
 }
 
+/// Blocks long enough for a beat of one second, and levels that leave a trial time to be watched.
 fn policy() -> Policy {
     Policy {
         seed: 42,
         placebo_every_s: 0.0,
+        washout_min_s: 2.0,
         washout_max_s: 60.0,
+        measured_candidates_s: vec![4.0, 6.0, 10.0, 20.0, 40.0, 80.0],
+        discovery: Rule::ELond {
+            rate: 0.1,
+            decay: 0.99,
+            decay_first: 0.99,
+            epoch: 200,
+        },
         ..Policy::default()
     }
 }
@@ -643,7 +653,9 @@ impl World {
             }
             Command::Keep(id) => self.kept.push(id),
             Command::RecordExperiment(r) => {
-                if let Some(v) = r.verdict {
+                // What was measured after an acceptance is written beside the same verdict.
+                let again = r.fresh.is_some() && r.verdict == Some(Verdict::Accepted);
+                if let Some(v) = r.verdict.filter(|_| !again) {
                     self.verdicts.push((r.workload.to_string(), v, r.effect));
                     self.records.push(*r);
                 }
@@ -1239,7 +1251,7 @@ impl Strategy for Promise {
 }
 
 #[test]
-fn a_gain_that_is_plain_to_see_is_tried_sooner_and_in_shorter_blocks_and_proven_as_well() {
+fn a_gain_that_is_plain_to_see_is_tried_sooner_and_proven_as_well() {
     let of = |promised: f64, observe_min_s: f64, gain: f64| {
         let policy = Policy {
             observe_min_s,
@@ -1255,31 +1267,15 @@ fn a_gain_that_is_plain_to_see_is_tried_sooner_and_in_shorter_blocks_and_proven_
         world.run(900);
         let record = world.records.first().cloned().unwrap();
         let first = record.blocks.first().unwrap();
-        world.run(3600);
-        // The coins of probes have numbers of their own.
-        let probed: Vec<u64> = world
-            .trace
-            .iter()
-            .filter(|l| l.contains("NoteCoin") && l.contains("block: 10485"))
-            .filter_map(|l| l.split(' ').next()?.parse().ok())
-            .collect();
-        (
-            record.verdict.unwrap(),
-            first.measured_from,
-            record.washout + record.measured,
-            probed.get(1).map(|second| second - probed[0]),
-        )
+        (record.verdict.unwrap(), first.measured_from)
     };
-    let (verdict, plain_at, plain_block, probed) = of(0.3, 30.0, 0.5);
+    let (verdict, plain_at) = of(0.3, 30.0, 0.5);
     assert_eq!(verdict, Verdict::Accepted);
-    // A small loss does not show in two seconds: the guard takes its time.
-    assert!(probed.is_some_and(|block| block >= 10), "{probed:?}");
-    let (verdict, usual_at, usual_block, _) = of(0.05, 30.0, 0.5);
+    let (verdict, usual_at) = of(0.05, 30.0, 0.5);
     assert_eq!(verdict, Verdict::Accepted);
     assert!(
-        plain_at + Nanoseconds::from_secs(15) < usual_at
-            && plain_block * 2 <= usual_block + Nanoseconds::from_secs(1),
-        "{plain_at} {usual_at} {plain_block} {usual_block}"
+        plain_at + Nanoseconds::from_secs(5) <= usual_at,
+        "{plain_at} {usual_at}"
     );
     // Who asks for a longer history gets it, and a promise alone proves nothing.
     assert!(of(0.3, 300.0, 0.5).1 > Nanoseconds::from_secs(120));
@@ -3045,7 +3041,7 @@ fn one_of_several_can_be_undone_or_end_and_the_others_keep_theirs() {
     assert_eq!(world.on.len(), 1, "{:?}", world.on);
     assert_eq!(world.stage("c"), Stage::Improved);
     let guard = world.engine.view().in_force[0].guard.clone();
-    assert!(guard.contains("probation"), "{guard}");
+    assert!(guard.contains("prob") && !guard.contains("passed"), "{guard}");
     world.trace.clear();
     // Only the change of c is left, which by itself brings its share.
     world.run(3000);
