@@ -540,9 +540,11 @@ impl Service<'_> {
     /// Applies new settings. Returns those that must wait for a restart.
     fn take_over(&mut self, repetition: &mut Repetition, loaded: Loaded) -> Vec<String> {
         let mut new = loaded.settings;
-        if !loaded.seed_given {
-            new.policy.seed = self.settings.policy.seed;
-        }
+        new.policy.seed = if loaded.seed_given {
+            crate::wiring::seed_of_this_machine(new.policy.seed)
+        } else {
+            self.settings.policy.seed
+        };
         let old = &self.settings;
         let later: Vec<String> = [
             ("[paths]", old.paths != new.paths),

@@ -158,6 +158,32 @@ fn draw_seed() -> u64 {
     }
 }
 
+/// The seed of this machine's coins: one configuration for a fleet must not try the same things at the same moments everywhere.
+/// Without a machine id it is the seed that was given.
+pub(crate) fn seed_of_this_machine(given: u64) -> u64 {
+    let mut id = String::new();
+    let read = std::fs::File::open("/etc/machine-id").and_then(|f| f.take(64).read_to_string(&mut id));
+    if read.is_ok() {
+        mixed(given, id.trim().as_bytes())
+    } else {
+        given
+    }
+}
+
+/// A seed and some bytes as one seed (FNV-1a, then the finaliser of SplitMix64); without bytes the seed itself.
+fn mixed(seed: u64, bytes: &[u8]) -> u64 {
+    if bytes.is_empty() {
+        return seed;
+    }
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mut z = seed ^ hash;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 fn recovery_notes(report: &RecoveryReport) -> Vec<String> {
     let lines = |list: &[(ActionId, String)], what: &str| -> Vec<String> {
         list.iter()
@@ -225,9 +251,11 @@ pub fn run_recorded(
     homeostat_meters::service::start();
     let loaded = settings::load_for_daemon(sources)?;
     let mut settings = loaded.settings.clone();
-    if !loaded.seed_given {
-        settings.policy.seed = draw_seed();
-    }
+    settings.policy.seed = if loaded.seed_given {
+        seed_of_this_machine(settings.policy.seed)
+    } else {
+        draw_seed()
+    };
     // Even while the switch is off: switched on, this daemon could not act.
     if settings.policy.mode == Mode::Act {
         process::may_change_others().map_err(RunError::Privileges)?;
@@ -643,6 +671,16 @@ pub fn rehearse_recorded(
 mod tests {
     use super::*;
     use homeostat_runtime::RECOVERY_PATIENCE;
+
+    #[test]
+    fn each_machine_has_a_seed_of_its_own_that_stays() {
+        let of = |seed, id: &str| mixed(seed, id.as_bytes());
+        assert_eq!(of(7, "a0"), of(7, "a0"));
+        assert_eq!(of(7, ""), 7);
+        let all = [of(7, "a0"), of(7, "a1"), of(8, "a0"), of(7, "")];
+        assert!((1..4).all(|n| !all[..n].contains(&all[n])), "{all:?}");
+        assert_eq!(seed_of_this_machine(7), seed_of_this_machine(7));
+    }
 
     /// Else the service manager would kill it half way, and again at each start.
     #[test]

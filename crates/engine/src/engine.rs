@@ -295,12 +295,14 @@ impl Engine {
     /// How often to look and at whom in detail.
     pub fn sampling(&self) -> SamplingPlan {
         let looked_at = self.looked_at_in_trials();
-        let detail = self
+        let detail: Vec<WorkloadId> = self
             .workloads
             .values()
             .filter(|w| !w.gone && self.wants_detail(w, &looked_at))
             .map(|w| w.workload.id.clone())
             .collect();
+        let compared = self.compared();
+        let quick = detail.iter().filter(|id| compared.contains(*id)).cloned().collect();
         let is_in_a_hurry = self.in_a_hurry() || self.recall.is_in_a_hurry(self.now);
         // While a reader is contained on trial no further one is.
         let is_looked_for = self.short_of_memory() && !self.protects_on_trial();
@@ -311,12 +313,12 @@ impl Engine {
         };
         SamplingPlan {
             scan_every: Nanoseconds::from_secs_f64(scan_s),
-            detail_every: Nanoseconds::from_secs_f64(if self.compares() {
-                self.policy.trial_interval_s.min(self.policy.detail_interval_s)
-            } else {
-                self.policy.detail_interval_s
-            }),
+            detail_every: Nanoseconds::from_secs_f64(self.policy.detail_interval_s),
             detail,
+            quick_every: Nanoseconds::from_secs_f64(
+                self.policy.trial_interval_s.min(self.policy.detail_interval_s),
+            ),
+            quick,
             in_a_hurry: is_in_a_hurry,
             reads: self.recall.expects_anybody(),
             host_every: self.host_every(),
@@ -332,10 +334,12 @@ impl Engine {
         }
     }
 
-    /// Whether a change is being compared on and off.
-    fn compares(&self) -> bool {
-        let tried = |e: &Experiment| !matches!(e.phase, Phase::Concluding);
-        self.experiments.values().any(tried) || self.guards.all().any(Guard::probes)
+    /// The workloads that blocks with a change on and off look at now.
+    fn compared(&self) -> BTreeSet<&WorkloadId> {
+        let running = |e: &&Experiment| !matches!(e.phase, Phase::Concluding);
+        let trials = self.experiments.values().filter(running).flat_map(Experiment::looks_at);
+        let probes = self.guards.all().filter(|g| g.probes()).flat_map(Guard::looks_at);
+        trials.chain(probes).collect()
     }
 
     fn wants_detail(&self, w: &Watched, looked_at: &BTreeSet<WorkloadId>) -> bool {

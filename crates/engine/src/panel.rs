@@ -34,6 +34,8 @@ pub(crate) const GUARDRAIL_ERROR_MIN: f64 = 0.002;
 pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
 /// A block counts when members that carry at least this share of the weight worked in it.
 pub(crate) const QUORUM: f64 = 0.5;
+/// A sample of the history counts as a whole one from this share of its usual length: samples come on a beat, but late.
+const WHOLE_INTERVAL: f64 = 0.8;
 /// Others that a trial looks at besides its members.
 pub(crate) const BYSTANDERS_MAX: usize = 16;
 
@@ -300,21 +302,26 @@ impl<'a> Gauge<'a> {
     /// one member its own counts, of several the mean of their rates, each relative to its own mean, over the
     /// intervals in which all were read.
     pub(crate) fn history(&self, since: Nanoseconds, interval: f64) -> Vec<(f64, f64)> {
+        // Samples of a time in which something else was compared on and off are shorter: several make one interval.
         let readings = |m: &Member, series: &Series| -> Vec<(Nanoseconds, f64, f64)> {
-            series
-                .since(since)
-                .filter_map(|i| {
-                    let (work, seconds) = i.work.get(&m.meter)?;
-                    Some((
-                        i.end,
-                        *work,
-                        match m.objective {
-                            Objective::WorkPerSecond => *seconds,
-                            Objective::CpuPerWork => i.cpu,
-                        },
-                    ))
-                })
-                .collect()
+            let mut whole = Vec::new();
+            let (mut seconds, mut work, mut denominator) = (0.0, 0.0, 0.0);
+            for i in series.since(since) {
+                let Some((own_work, own_seconds)) = i.work.get(&m.meter) else {
+                    continue;
+                };
+                seconds += i.seconds;
+                work += own_work;
+                denominator += match m.objective {
+                    Objective::WorkPerSecond => *own_seconds,
+                    Objective::CpuPerWork => i.cpu,
+                };
+                if seconds >= WHOLE_INTERVAL * interval {
+                    whole.push((i.end, work, denominator));
+                    (seconds, work, denominator) = (0.0, 0.0, 0.0);
+                }
+            }
+            whole
         };
         if let ([m], [series]) = (self.members, self.series.as_slice()) {
             return readings(m, series).into_iter().map(|(_, w, d)| (w, d)).collect();

@@ -67,7 +67,8 @@ impl<'de> Deserialize<'de> for Retired {
 pub struct Policy {
     /// Act, advise only, or calibrate.
     pub mode: Mode,
-    /// Seed of all coins. The daemon draws one at start when it is absent from the configuration.
+    /// Seed of all coins. The daemon draws one at start when it is absent from the configuration, and mixes one that is there with
+    /// the machine's id, so that the machines of a fleet do not switch at the same moments.
     pub seed: u64,
     /// A workload is considered when its oldest process is at least this old (seconds).
     pub age_min_s: f64,

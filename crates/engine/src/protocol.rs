@@ -167,6 +167,12 @@ pub struct SamplingPlan {
     pub detail_every: Nanoseconds,
     /// Whom to sample in detail; empty = no detailed sampling.
     pub detail: Vec<WorkloadId>,
+    /// Time between samples of those of them that are compared with a change on and off.
+    #[serde(default)]
+    pub quick_every: Nanoseconds,
+    /// Who these are; empty = nobody.
+    #[serde(default)]
+    pub quick: Vec<WorkloadId>,
     /// Memory has just become short, or somebody reads much: scans may cost more until it is known who it is.
     pub in_a_hurry: bool,
     /// Whether it is to be looked at what workloads read, also while memory is not short.

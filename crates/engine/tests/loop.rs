@@ -372,6 +372,8 @@ struct World {
     common: BTreeMap<&'static str, f64>,
     /// A change of this effector on any other plant hurts this plant by so much.
     hurts: Vec<(&'static str, &'static str, f64)>,
+    /// Share of the work that is lost for so many seconds after each undo.
+    scar: Option<(f64, u64)>,
     /// Seconds that a change by an effector takes in either direction.
     slow: BTreeMap<&'static str, u64>,
     /// Seconds that a change by an effector takes for all of the plant's gain, at a steady pace.
@@ -478,6 +480,7 @@ impl World {
             actions: BTreeMap::new(),
             common: BTreeMap::new(),
             hurts: vec![],
+            scar: None,
             slow: BTreeMap::new(),
             paced: BTreeMap::new(),
             moving: BTreeMap::new(),
@@ -761,6 +764,15 @@ impl World {
             let share = self.changed_by(effector).len() as f64 / self.plants.len() as f64;
             factor *= (1.0 + gain).powf(share);
         }
+        if let Some((loss, seconds)) = self.scar {
+            let is_sore = |(id, (w, on)): (&ActionId, &(WorkloadId, bool))| {
+                let since = self.moving.get(id).copied().unwrap_or(0);
+                !on && w.as_str() == plant.name && self.second <= since + seconds
+            };
+            if self.on.iter().any(is_sore) {
+                factor *= 1.0 - loss;
+            }
+        }
         for (effector, victim, loss) in &self.hurts {
             let by_others = self.changed_by(effector).iter().any(|w| w.as_str() != *victim);
             if *victim == plant.name && by_others {
@@ -1004,6 +1016,53 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.stage("good"), Stage::Improved);
     assert!(world.on.values().any(|(_, on)| *on) || world.engine.view().experiments.is_empty());
     assert_eq!(world.engine.view().in_force.len(), 1);
+}
+
+#[test]
+fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
+    let usual = Policy::default();
+    let policy = Policy {
+        washout_min_s: usual.washout_min_s,
+        measured_candidates_s: usual.measured_candidates_s,
+        discovery: usual.discovery,
+        ..policy()
+    };
+    let mut world = World::new(vec![plant("good", 0.10)], policy, Memory::default());
+    world.run_until(900, |world| world.told("by 12 pairs after the acceptance") > 0);
+    let accepted_at = world.records[0].ended_unix;
+    let took = 1_000_000 + world.second - accepted_at;
+    // A pair is 3 s or 6 s, by a coin, and as much longer as it takes to the next sample.
+    assert!((36..=100).contains(&took), "{took}");
+    let shown = world.engine.view().in_force[0].effect.clone().unwrap();
+    let (lower, upper) = (shown.lower.unwrap(), shown.upper.unwrap());
+    assert!(lower < 0.10 && 0.10 < upper && upper - lower < 0.02, "{shown:?}");
+    let trial = world.verdicts[0].2.unwrap();
+    assert!(upper - lower < (trial.upper - trial.lower) / 2.0, "{trial}");
+    // The probation adds to it.
+    world.run_until(20_000, |world| world.told("by 30 pairs after the acceptance") > 0);
+    assert_eq!(world.verdicts.len(), 1);
+}
+
+#[test]
+fn a_slowness_that_the_undo_leaves_is_found_to_be_no_gain() {
+    for (loss, seconds) in [(0.06, 5), (0.06, 0)] {
+        let mut world = World::new(vec![plant("sore", 0.0)], policy(), Memory::default());
+        world.scar = Some((loss, seconds));
+        world.run(6000);
+        assert!(world.engine.view().in_force.is_empty(), "{:#?}", world.stories);
+        let verdicts: Vec<Verdict> = world.verdicts.iter().map(|v| v.1).collect();
+        if seconds > 0 {
+            assert_eq!(verdicts, [Verdict::Accepted, Verdict::Rejected]);
+            assert!(world.told("the undo slows the program down for a while") > 0);
+        } else {
+            assert_eq!(verdicts, [Verdict::Rejected]);
+        }
+    }
+    // A gain beside it stays.
+    let mut world = World::new(vec![plant("both", 0.10)], policy(), Memory::default());
+    world.scar = Some((0.02, 5));
+    world.run(6000);
+    assert_eq!(world.engine.view().in_force.len(), 1, "{:#?}", world.stories);
 }
 
 /// A program that gains so much by the change, and whose spans do this.

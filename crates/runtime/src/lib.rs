@@ -138,6 +138,7 @@ pub struct Runtime<P, C> {
     plan: Option<SamplingPlan>,
     next_scan: Nanoseconds,
     next_detail: Nanoseconds,
+    next_quick: Nanoseconds,
     looked_at: Nanoseconds,
     /// Time of the last scan, and its CPU time.
     scanned: (Nanoseconds, Nanoseconds),
@@ -225,6 +226,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             plan: None,
             next_scan: now,
             next_detail: now,
+            next_quick: now,
             looked_at: now,
             scanned: (now, Nanoseconds::ZERO),
             next_prune: now + PRUNE_EVERY,
@@ -312,16 +314,22 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
     fn sample_if_due(&mut self, now: Nanoseconds) {
         // No event has reached the engine since it computed this wake-up time.
         let plan = self.plan.take().unwrap_or_else(|| self.engine.sampling());
-        let scan = now >= self.scan_due(&plan);
-        let detail = !plan.detail.is_empty() && now >= self.next_detail;
-        let host = plan.host_every.is_some_and(|every| now >= self.looked_at + every);
-        if !scan && !detail && !host {
+        // Quick samples give the beat where there are any: one in between would cut an interval in two.
+        let quick = !plan.quick.is_empty();
+        if quick && now < self.next_quick {
             return;
         }
-        // Sample every detailed workload each time, so that one interval holds for all.
+        let scan = now >= self.scan_due(&plan);
+        let early = if quick { plan.quick_every.0 / 2 } else { 0 };
+        let detail = !plan.detail.is_empty() && now + Nanoseconds(early) >= self.next_detail;
+        let host = plan.host_every.is_some_and(|every| now >= self.looked_at + every);
+        if !scan && !detail && !quick && !host {
+            return;
+        }
+        // Each time all of them, so that one interval holds for all.
         let request = SampleRequest {
             scan,
-            detail: plan.detail,
+            detail: if detail || !quick { plan.detail } else { plan.quick },
         };
         let used = self.clock.cpu_time();
         self.looked_at = now;
@@ -353,13 +361,15 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             self.scanned = (now, cost);
             self.next_scan = now + plan.scan_every.max(spread(cost, SCAN_SHARE));
         }
-        if detail {
-            // Keep the rhythm; after a long delay start a new one.
-            let due = self.next_detail + plan.detail_every;
-            self.next_detail = if due > now { due } else { now + plan.detail_every };
-        } else {
-            self.next_detail = now + plan.detail_every;
+        // Keep the rhythm; after a long delay, or after a sample that was taken for another reason, start a new one.
+        let next = |kept: bool, due: Nanoseconds, every: Nanoseconds| match due + every {
+            next if kept && next > now => next,
+            _ => now + every,
+        };
+        if detail || !quick {
+            self.next_detail = next(detail, self.next_detail, plan.detail_every);
         }
+        self.next_quick = next(quick, self.next_quick, plan.quick_every);
     }
 
     fn scan_due(&self, plan: &SamplingPlan) -> Nanoseconds {
@@ -383,12 +393,15 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         if !self.events.is_empty() {
             return self.clock.now();
         }
-        let mut at = self.scan_due(plan);
-        if !plan.detail.is_empty() {
-            at = at.min(self.next_detail);
-        }
-        if let Some(every) = plan.host_every {
-            at = at.min(self.looked_at + every);
+        let mut at = self.next_quick;
+        if plan.quick.is_empty() {
+            at = self.scan_due(plan);
+            if !plan.detail.is_empty() {
+                at = at.min(self.next_detail);
+            }
+            if let Some(every) = plan.host_every {
+                at = at.min(self.looked_at + every);
+            }
         }
         for p in self.pending.values() {
             at = at.min(p.due);

@@ -32,7 +32,7 @@
 //! several processes map, as PostgreSQL's, are declined everywhere on Linux (see Undo).
 //!
 //! A part of up to `trial_max_mib` is switched on and off; the rest follows in stages. Where that part would show less
-//! than `trial_gain`, up to `trial_most_mib` are switched. Where even that is so small a share of the whole that its
+//! than `trial_gain`, twice as much is switched, and so on up to `trial_most_mib`. Where even that is so small a share of the whole that its
 //! gain (`part_gain_min`) could not be seen, the trial is a one-way plan instead, in stages of 10, 25, 50 and
 //! 100 %, and is split again as a whole when it fails.
 //!
@@ -95,12 +95,12 @@ const PRIVATE_TOO: Setting = Setting {
 const TRIAL_MAX: Setting = Setting {
     strategy: ID,
     name: "trial_max_mib",
-    default: 6144.0,
-    classic: 6144.0,
+    default: 512.0,
+    classic: 512.0,
     low: 32.0,
     high: 1e9,
-    help: "most memory in MiB that is switched on and off in a trial, so that a switch (0.3 s per GiB once frames were \
-           used, paced to half the time) fits a washout of a few seconds; the rest follows in stages",
+    help: "memory in MiB that is switched on and off in a trial, the hottest first, so that a switch (0.3 s per GiB once frames \
+           were used, paced to half the time) fits blocks of seconds; the rest follows in stages",
 };
 const PART_GAIN_MIN: Setting = Setting {
     strategy: ID,
@@ -118,17 +118,18 @@ const TRIAL_MOST: Setting = Setting {
     classic: 196_608.0,
     low: 32.0,
     high: 1e9,
-    help: "of a very large program, of which trial_max_mib would show too little, up to so much memory in MiB is tried: a \
-           switch then takes a minute or two",
+    help: "of a program of which trial_max_mib would show too little, twice as much is tried, and so on up to so much memory in \
+           MiB: a switch then takes a minute or two",
 };
 const TRIAL_GAIN: Setting = Setting {
     strategy: ID,
     name: "trial_gain",
-    default: 0.03,
-    classic: 0.03,
+    default: 0.08,
+    classic: 0.08,
     low: 0.0,
     high: 1.0,
-    help: "gain predicted for trial_max_mib below which trial_most_mib are tried (0.03 = 3 %)",
+    help: "gain predicted for that part below which a larger one is tried: half the gain takes four times as long to prove, and \
+           half the memory half as long to switch (0.08 = 8 %)",
 };
 const CHURN_MAX: Setting = Setting {
     strategy: ID,
@@ -445,14 +446,13 @@ fn propose(seen: &Seen<'_>, memory: &MemoryMap) -> Opinion {
 /// How much of `bytes` is switched on and off in the trial: little, unless so little of it would not show.
 fn trial_size(seen: &Seen<'_>, bytes: Bytes, gain: f64) -> Bytes {
     let mib = |setting: Setting| Bytes::from_mib(setting.value(seen.policy) as u64);
-    let usual = mib(TRIAL_MAX);
-    let most = mib(TRIAL_MOST);
-    if bytes.0 <= usual.0 || gain * usual.0 as f64 / bytes.0 as f64 >= TRIAL_GAIN.value(seen.policy) {
-        return usual;
+    let most = mib(TRIAL_MOST).0.min(bytes.0);
+    let mut part = mib(TRIAL_MAX).0;
+    while part < most && gain * part as f64 / (bytes.0 as f64) < TRIAL_GAIN.value(seen.policy) {
+        part *= 2;
     }
-    // Page tables save most when the last of them fit the cache: a larger part shows less than its share, the whole
-    // shows all.
-    Bytes(usual.0.max(most.0))
+    // Page tables save most when the last of them fit the cache: most of it shows less than its share, the whole shows all.
+    Bytes(if part > most / 2 { part.max(most) } else { part })
 }
 
 /// What may be converted here.
@@ -822,7 +822,11 @@ mod tests {
             Target::Memory(m) => pieces_in(m),
             _ => 0,
         };
-        assert_eq!(count(&p.target), (TRIAL_MAX.default as u64) << 20 >> 21);
+        // Doubled until the part by itself promises enough.
+        let share = count(&p.target) as f64 / 8192.0;
+        assert!(p.predicted.estimate * share >= TRIAL_GAIN.default);
+        assert!(p.predicted.estimate * share / 2.0 < TRIAL_GAIN.default);
+        assert_eq!(count(&p.target) % ((TRIAL_MAX.default as u64) << 20 >> 21), 0);
         assert_eq!(p.stages.len(), 3);
         assert_eq!(count(&p.target) + p.stages.iter().map(count).sum::<u64>(), 8192);
     }

@@ -324,7 +324,7 @@ fn settings(scratch: &Path, programs: &[&Path], reconsider: Option<Duration>, br
     let text = |path: &Path| format!("{:?}", path.to_string_lossy());
     let mut out = format!(
         "[paths]\nstate_directory = {}\n[control]\nsocket = {}\n[meters]\nbreakpoints = {breakpoints}\n[policy]\nage_min_s = 5\ncpu_min = 0.01\nscan_interval_s = 2\n\
-         observe_min_s = 15\nmeter_samples_min = 8\nwashout_min_s = 1\nmeasured_candidates_s = [2, 3, 4]\n\
+         observe_min_s = 15\nmeter_samples_min = 8\n\
          experiment_max_s = 240\nplacebo_every_s = 0\nprobation_pairs = 0\n\
          discovery = {{ kind = \"fixed\", alpha = {LEVEL} }}\nbackoff_rejected_s = 600\n\
          backoff_inconclusive_s = 600\n",
