@@ -327,7 +327,7 @@ impl Engine {
             predicted: proven.effect,
             seed: self.policy.seed,
             settling: proposal.settling,
-            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
+            washout_min: relief::washout_min(&self.policy),
             washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
             lag,
             measured: Nanoseconds::from_secs_f64(choice.measured_s),

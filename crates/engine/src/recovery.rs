@@ -9,7 +9,7 @@ use crate::panel::Gauge;
 use homeostat_model::Nanoseconds;
 
 /// The work is looked at in windows of this length …
-const WINDOW: Nanoseconds = Nanoseconds::from_secs(2);
+pub(crate) const WINDOW: Nanoseconds = Nanoseconds::from_secs(2);
 /// … of which the last so many are what the program comes back to, and as many before them show whether it still gets faster.
 const LAST: usize = 3;
 /// It does where the ones are more than this much of the others: pages that come back one after another bring back the work slowly at first.

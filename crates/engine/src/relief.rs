@@ -20,6 +20,7 @@ use crate::experiment::{Experiment, Phase};
 use crate::panel::{BYSTANDERS_MAX, Guardrail, Panel};
 use crate::policy::{Mode, Policy};
 use crate::protocol::Command;
+use crate::recovery;
 use crate::strategy::{Opinion, Proposal};
 use crate::view::Stage;
 use crate::watched::{Proposed, Watched};
@@ -425,6 +426,11 @@ pub(crate) fn choice(policy: &Policy) -> Choice {
         provable: 0.0,
         history_pairs: 0.0,
     }
+}
+
+/// Shortest washout of what protects: it is seen in windows whether a program is back at its speed.
+pub(crate) fn washout_min(policy: &Policy) -> Nanoseconds {
+    Nanoseconds::from_secs_f64(policy.washout_min_s).max(recovery::WINDOW)
 }
 
 /// The same workloads, judged by their work per second: what waits uses no CPU time.

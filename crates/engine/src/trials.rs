@@ -788,7 +788,11 @@ impl Engine {
             predicted,
             seed: self.policy.seed,
             settling,
-            washout_min: Nanoseconds::from_secs_f64(self.policy.washout_min_s),
+            washout_min: if urgent {
+                relief::washout_min(&self.policy)
+            } else {
+                Nanoseconds::from_secs_f64(self.policy.washout_min_s)
+            },
             washout_max: Nanoseconds::from_secs_f64(self.policy.washout_max_s),
             lag,
             measured,

@@ -765,7 +765,7 @@ fn blocks_discard_what_it_takes_to_come_back() {
         washout_s
     };
     let quick = washout_after(0);
-    assert_eq!(quick, Policy::default().washout_min_s);
+    assert_eq!(quick, 2.0);
     // Looked at in windows of two seconds, from the moment in which it was settled, and a second more.
     let slow = washout_after(12);
     assert!((10.0..=15.0).contains(&slow), "{slow}");
