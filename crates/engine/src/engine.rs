@@ -302,7 +302,11 @@ impl Engine {
             .map(|w| w.workload.id.clone())
             .collect();
         let compared = self.compared();
-        let quick = detail.iter().filter(|id| compared.contains(*id)).cloned().collect();
+        let quick = detail
+            .iter()
+            .filter(|id| compared.contains(*id))
+            .cloned()
+            .collect();
         let is_in_a_hurry = self.in_a_hurry() || self.recall.is_in_a_hurry(self.now);
         // While a reader is contained on trial no further one is.
         let is_looked_for = self.short_of_memory() && !self.protects_on_trial();
@@ -337,7 +341,11 @@ impl Engine {
     /// The workloads that blocks with a change on and off look at now.
     fn compared(&self) -> BTreeSet<&WorkloadId> {
         let running = |e: &&Experiment| !matches!(e.phase, Phase::Concluding);
-        let trials = self.experiments.values().filter(running).flat_map(Experiment::looks_at);
+        let trials = self
+            .experiments
+            .values()
+            .filter(running)
+            .flat_map(Experiment::looks_at);
         let probes = self.guards.all().filter(|g| g.probes()).flat_map(Guard::looks_at);
         trials.chain(probes).collect()
     }

@@ -119,6 +119,8 @@ pub(crate) struct Setup {
     pub(crate) measured: Nanoseconds,
     pub(crate) budget: Nanoseconds,
     pub(crate) parameters: TrialParameters,
+    /// Standard deviation of a pair's difference, its rare large ones included (log units).
+    pub(crate) spread: f64,
     pub(crate) started: Nanoseconds,
     pub(crate) started_unix: u64,
     /// It protects from a loss that happens now.

@@ -85,6 +85,8 @@ const GROWTH_MIN: f64 = 0.05;
 const STAGES_MAX: usize = 16;
 /// Parts that may follow.
 const FOLLOWERS_MAX: usize = 256;
+/// The long washout of a probe is at least this: caches, page tables and queues are as before by then.
+const LONG_MIN: Nanoseconds = Nanoseconds::from_secs(4);
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
@@ -276,7 +278,11 @@ impl Guard {
     /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
     /// too much work, as they do where being off is what the change protects from.
     pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        if self.switchable && !self.protects && self.lost_by(FRESH_PAIRS) <= FRESH_COST_MAX {
+        if self.switchable
+            && !self.protects
+            && self.watch.in_probation()
+            && self.lost_by(FRESH_PAIRS) <= FRESH_COST_MAX
+        {
             self.at_once = FRESH_PAIRS;
             self.next_probe = now;
         }
@@ -287,8 +293,8 @@ impl Guard {
     /// Work that so many probe pairs cost (seconds).
     fn lost_by(&self, pairs: u32) -> f64 {
         let gain = self.effect.estimate.max(0.0);
-        let lost = gain / (1.0 + gain) * self.pair().as_secs_f64() / 2.0;
-        f64::from(pairs) * (lost + self.stall.as_secs_f64())
+        let off = (self.washout + self.measured).as_secs_f64();
+        f64::from(pairs) * (gain / (1.0 + gain) * off + self.stall.as_secs_f64())
     }
 
     /// Who is contained may lose what is sure to be gained by it.
@@ -441,7 +447,7 @@ impl Guard {
     /// Meters that tell late tell no later then.
     fn long_washout(&self) -> Nanoseconds {
         let own = self.washout.saturating_sub(self.lag);
-        self.lag + Nanoseconds::from_secs_f64(own.as_secs_f64() * scar::LONG)
+        self.lag + Nanoseconds::from_secs_f64(own.as_secs_f64() * scar::LONG).max(LONG_MIN)
     }
 
     /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
@@ -1100,7 +1106,9 @@ impl Engine {
         g.watch.set_neighbours(neighbours);
         g.borrowed = borrowed;
         let on = g.coins.toss();
-        let is_long = g.watch.looks_for_a_scar() && g.coins.toss();
+        // Those at once tell how much is gained, the later ones also whether that is a scar.
+        let is_fresh = g.watch.pairs() < g.at_once;
+        let is_long = g.watch.looks_for_a_scar() && !is_fresh && g.coins.toss();
         let washout = if is_long { g.long_washout() } else { g.washout };
         g.pairs += 1;
         g.watch.block_started();

@@ -420,6 +420,7 @@ pub(crate) fn choice(policy: &Policy) -> Choice {
     Choice {
         measured_s,
         scale: SCALE,
+        spread: SCALE,
         scale_breaker: SCALE,
         pairs: 0.0,
         predicted_s: 0.0,

@@ -798,6 +798,7 @@ impl Engine {
             measured,
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters,
+            spread: choice.spread,
             started: self.now,
             started_unix: self.unix,
             urgent,

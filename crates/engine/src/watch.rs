@@ -38,9 +38,17 @@ const BREAKER_COVERAGE: f64 = 0.8;
 const FRESH_CONFIDENCE: f64 = 0.90;
 /// So many pairs, their number fixed beforehand, tell how much is gained: on noisy machines the interval is some ten points wide. A
 /// gain that is then below the gate goes.
-pub(crate) const FRESH_PAIRS: u32 = 12;
-/// Pairs after which a change goes that has not shown a gain in blocks that begin late.
-const SCAR_PAIRS_MAX: u32 = 400;
+pub(crate) const FRESH_PAIRS: u32 = 16;
+/// The probation has as many pairs as it takes to tell the gain to within so much (its whole interval, relative) …
+const TOLD_WIDTH: f64 = 0.06;
+/// … but so many at most.
+const PROBATION_PAIRS_MAX: u32 = 120;
+/// Length of that interval for one pair in standard deviations: 1.645 to either side, and a seventh more since the deviation is not
+/// known.
+const WIDTH_IN_SPREADS: f64 = 3.8;
+/// Pairs after which a change goes that has not shown a gain in blocks that begin late: on the noisiest machine that was recorded a
+/// gain of 3 % is shown in a third of them.
+const SCAR_PAIRS_MAX: u32 = 1500;
 /// Differences that what is said is the mean of.
 const RECENT_MAX: usize = 8;
 /// Smallest scale of a pair's difference of a neighbour (log units); its meter was judged over longer blocks.
@@ -114,6 +122,8 @@ impl Rail {
 struct Noise {
     /// Standard deviation of a pair's difference of the score of all.
     scale: f64,
+    /// … with its rare large ones.
+    spread: f64,
     /// … and of each.
     scales: Vec<f64>,
     breakers: Vec<Breaker>,
@@ -144,6 +154,8 @@ pub(crate) struct Watch {
     scales: Vec<f64>,
     /// … and of the score of all.
     scale: f64,
+    /// … with its rare large ones.
+    spread: f64,
     probation: Probation,
     probation_pairs: u32,
     detector: Holdback,
@@ -203,10 +215,17 @@ impl Watch {
             .collect();
         let noise = Noise {
             scale,
+            spread: e.setup.spread.max(scale),
             scales,
             breakers,
         };
-        let mut watch = Self::of(panel, noise, rails, probation_pairs, floor);
+        let width = WIDTH_IN_SPREADS * noise.spread * (1.0 + e.effect().estimate.max(0.0));
+        let told_after = (width / TOLD_WIDTH).powi(2).ceil() as u32;
+        let pairs = match probation_pairs {
+            0 => 0,
+            asked => asked.max(told_after.saturating_sub(FRESH_PAIRS).min(PROBATION_PAIRS_MAX)),
+        };
+        let mut watch = Self::of(panel, noise, rails, pairs, floor);
         watch.spans = e
             .spans
             .iter()
@@ -226,7 +245,8 @@ impl Watch {
             breakers: noise.breakers,
             scales: noise.scales,
             scale: noise.scale,
-            probation: Probation::new(probation_pairs, noise.scale),
+            spread: noise.spread,
+            probation: Probation::new(probation_pairs, noise.spread),
             probation_pairs,
             // Alarm when the gain is lost, not only when it has become a loss.
             detector: Holdback::below(HOLDBACK_FLOOR, noise.scale),
@@ -328,7 +348,9 @@ impl Watch {
         self.breakers.retain(|_| keep.next().unwrap_or(true));
         let mut keep = kept.iter().copied();
         self.scales.retain(|_| keep.next().unwrap_or(true));
-        self.scale *= (before / panel.members().len() as f64).sqrt();
+        let noisier = (before / panel.members().len() as f64).sqrt();
+        self.scale *= noisier;
+        self.spread *= noisier;
         self.panel = panel;
         self.rails.retain(|r| r.member.workload != *id);
         self.spans.retain(|s| s.workload() != id);
@@ -338,7 +360,7 @@ impl Watch {
 
     /// Forgets what was seen: what is probed is another from now on.
     pub(crate) fn start_over(&mut self) {
-        self.probation = Probation::new(self.probation_pairs, self.scale);
+        self.probation = Probation::new(self.probation_pairs, self.spread);
         self.detector = Holdback::below(HOLDBACK_FLOOR, self.scale);
         for r in &mut self.rails {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
@@ -731,6 +753,7 @@ mod tests {
         let rails = if panel.is_joint() { all.clone() } else { vec![] };
         let noise = Noise {
             scale: SCALE,
+            spread: SCALE,
             scales: vec![SCALE; cpus.len()],
             breakers: vec![Breaker::new(SCALE); cpus.len()],
         };

@@ -37,6 +37,8 @@ pub struct Choice {
     pub measured_s: f64,
     /// Prior scale: expected standard deviation of an on − off difference of two blocks (log units).
     pub scale: f64,
+    /// The same with its rare large differences, which `scale` leaves out.
+    pub spread: f64,
     /// Expected standard deviation of a mean over [`BREAKER_SECONDS`] (log units), for the circuit breaker.
     pub scale_breaker: f64,
     /// Pairs needed to prove a gain of `delta`.
@@ -178,29 +180,30 @@ pub fn choose(
         return Err(Unmeasurable::HistoryTooShort { have_s, need_s });
     }
     let scale_of = |measured| history.pair_scale(interval, washout, measured, few);
-    let mut best: Option<(f64, f64, f64, f64)> = None;
+    let mut best: Option<(f64, f64, f64, f64, f64)> = None;
     for measured in lengths {
         let pairs = have_s / (2.0 * (washout + measured));
-        let Some(scale) = (pairs >= PAIRS_MIN).then(|| scale_of(measured)).flatten() else {
+        let Some((scale, spread)) = (pairs >= PAIRS_MIN).then(|| scale_of(measured)).flatten() else {
             continue;
         };
         // Few pairs underestimate the spread, and the smallest of several estimates even more.
         let scale = (scale * (1.0 + 0.8 / pairs)).max(SCALE_FLOOR);
         let blocks = blocks_needed(parameters.design, parameters.alpha, expected / scale);
         let cost = blocks * (washout + measured + standstill);
-        if best.is_none_or(|b| cost < b.0) {
-            best = Some((cost, blocks, measured, scale));
+        if best.as_ref().is_none_or(|b| cost < b.0) {
+            best = Some((cost, blocks, measured, scale, spread.max(scale)));
         }
     }
-    let Some((_, blocks, measured, scale)) = best else {
+    let Some((_, blocks, measured, scale, spread)) = best else {
         return Err(Unmeasurable::NoWork);
     };
     let block_s = washout + measured;
     let provable = provable(scale, block_s, parameters, budget)?;
-    let of_breaker = scale_of(BREAKER_SECONDS.max(interval)).unwrap_or(scale);
+    let of_breaker = scale_of(BREAKER_SECONDS.max(interval)).map_or(scale, |(usual, _)| usual);
     Ok(Choice {
         measured_s: measured,
         scale,
+        spread,
         scale_breaker: of_breaker.max(SCALE_FLOOR) / std::f64::consts::SQRT_2,
         pairs: blocks / 2.0,
         predicted_s: blocks * block_s,
@@ -282,11 +285,12 @@ impl Prefix {
         (work > 0.0 && denominator > 0.0 && b.2 == a.2).then(|| ln(work / denominator))
     }
 
-    /// Standard deviation of differences of neighbouring placebo blocks, from their median size. Starts slide by one
+    /// Standard deviation of differences of neighbouring placebo blocks: the usual one, from their median size, and that of
+    /// all of them. Starts slide by one
     /// interval: more (dependent) pairs give a steadier median. The median misses an event in one block of seven. So
     /// for blocks with `few` readings the scale also covers the largest tenth of the differences. So it does where most
     /// blocks count the same.
-    fn pair_scale(&self, interval: f64, washout: f64, measured: f64, few: bool) -> Option<f64> {
+    fn pair_scale(&self, interval: f64, washout: f64, measured: f64, few: bool) -> Option<(f64, f64)> {
         let skip = (washout / interval).round() as usize;
         let length = (measured / interval).round().max(1.0) as usize;
         let starts = (self.sums.len() - 1).checked_sub(2 * (skip + length))? + 1;
@@ -304,11 +308,13 @@ impl Prefix {
         }
         let usable = differences.len() as f64 / tried as f64;
         (usable >= USABLE_MIN).then(|| {
+            let squares: f64 = differences.iter().map(|d| d * d).sum();
+            let spread = (squares / differences.len().max(1) as f64).sqrt();
             let usual = MAD_TO_SIGMA * median(&differences);
             if few || usual <= 0.0 {
-                usual.max(quantile(&differences, 0.9) / NINE_OF_TEN)
+                (usual.max(quantile(&differences, 0.9) / NINE_OF_TEN), spread)
             } else {
-                usual
+                (usual, spread)
             }
         })
     }
