@@ -2,7 +2,9 @@
 //!
 //! It reads and changes nothing of this machine. The journal of a run lies in a temporary directory that goes with it.
 
-use clap::{Parser, ValueEnum};
+mod proof;
+
+use clap::{Parser, Subcommand, ValueEnum};
 use homeostat_cli::failure::{Failure, Kind};
 use homeostat_cli::terminal::Terminal;
 use homeostat_laboratory::campaign;
@@ -33,6 +35,8 @@ const PUBLISHED_SEEDS: u64 = 5;
     name = "homeostat-lab",
     version,
     max_term_width = 110,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true,
     after_help = "EXAMPLES
   homeostat-lab                        two memory chases on two distant chips
   homeostat-lab --list                 the scenarios that ship with the program
@@ -41,9 +45,12 @@ const PUBLISHED_SEEDS: u64 = 5;
   homeostat-lab --published --seeds 5  every published result, reproduced with five seeds
   homeostat-lab --swarm                a thousand random machines against the best placement
   homeostat-lab --swarm --machines 50 --rough
-  homeostat-lab --campaign             faults of every kind, invariants checked after each step"
+  homeostat-lab --campaign             faults of every kind, invariants checked after each step
+  homeostat-lab proof                  how fast a gain is proven in records of real noise"
 )]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Print JSON with a stable schema instead of text.
     #[arg(long)]
     json: bool,
@@ -84,6 +91,11 @@ struct Arguments {
     /// same.
     #[arg(long, conflicts_with = "list")]
     rough: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Proof(Box<proof::Proof>),
 }
 
 /// Thresholds of the strategies.
@@ -171,7 +183,11 @@ fn failed(e: &RunError) -> Failure {
 
 fn main() -> ExitCode {
     homeostat_cli::answer("homeostat-lab", |arguments: Arguments| {
-        let terminal = Terminal::detect("homeostat-lab", arguments.json);
+        let json = match &arguments.command {
+            Some(Command::Proof(proof)) => proof.json(),
+            None => arguments.json,
+        };
+        let terminal = Terminal::detect("homeostat-lab", json);
         let result = arguments.run(&terminal);
         (terminal, result)
     })
@@ -186,6 +202,9 @@ impl Arguments {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, interrupted.clone())
                 .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        }
+        if let Some(Command::Proof(proof)) = &self.command {
+            return proof.run(terminal, &interrupted);
         }
         if self.published {
             return self.table(terminal, &interrupted);

@@ -158,3 +158,41 @@ fn a_campaign_and_a_swarm_are_run_by_one_command() {
     );
     assert!(!simulate(&["--campaign", "--swarm"]).status.success());
 }
+
+#[test]
+fn a_record_of_ones_own_is_tried_and_a_bad_one_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("mine.csv");
+    let rows: String = (0..400)
+        .map(|i| format!("{i},1.0,{},0.5\n", 1000 + i * 37 % 60))
+        .collect();
+    let good = format!("t_s,interval_s,work,cpu_s\n{rows}");
+    std::fs::write(&file, &good).unwrap();
+    let path = file.to_str().unwrap();
+    let arguments = [
+        "proof",
+        path,
+        "--only",
+        "gain",
+        "--effects",
+        "15",
+        "--runs",
+        "5",
+        "--tries",
+        "1",
+        "--json",
+    ];
+    let output = simulate(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["cells"][0]["record"], "mine");
+    assert_eq!(json["cells"][0]["accepted"], 1.0);
+    std::fs::write(&file, good + "400,1.0,nonesuch").unwrap();
+    let output = simulate(&["proof", path]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("mine.csv, line 402: 3 columns instead of 4. Delete"),
+        "{said}"
+    );
+}

@@ -1,0 +1,506 @@
+//! One run of the published procedure on a record: history, block length, trial, fresh pairs, probation.
+
+use super::record::{Ring, score};
+use homeostat_statistics::block_length::{self, Choice, Past};
+use homeostat_statistics::fresh::Fresh;
+use homeostat_statistics::guard::{Probation, ProbationState};
+use homeostat_statistics::robust::{exp, exp_m1, ln_1p};
+use homeostat_statistics::scar::{Scar, ScarState};
+use homeostat_statistics::simulation::Random;
+use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
+use serde::{Deserialize, Serialize};
+
+/// The washout covers this many times the slowest switch and this many time constants of the effect.
+const SWITCH_MARGIN: f64 = 1.25;
+const SETTLING_CONSTANTS: f64 = 1.5;
+/// Probe pairs of the probation begin this many pair lengths apart.
+const PROBATION_SPACING: usize = 4;
+/// A change goes if the scar test is still open after so many pairs.
+pub const PAIRS_MAX: u32 = 400;
+
+/// The effect that is put on the record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Injected {
+    /// Relative gain in work of the change (0.15 is +15 %).
+    pub gain: f64,
+    /// Time constant with which the gain comes and goes (seconds); 0: at once.
+    pub onset_s: f64,
+    /// Relative loss after each undo.
+    pub scar: f64,
+    /// How long that loss lasts while the change is off (seconds).
+    pub scar_s: f64,
+}
+
+/// The procedure's parameters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rules {
+    /// Passive history before a trial (seconds).
+    pub history_s: f64,
+    /// Shortest washout (seconds).
+    pub washout_min_s: f64,
+    /// Slowest switch (seconds).
+    pub switch_s: f64,
+    /// Candidate lengths of the measured part (seconds).
+    pub candidates_s: Vec<f64>,
+    /// Longest trial (seconds).
+    pub budget_s: f64,
+    /// Probe pairs right after an accept.
+    pub fresh_pairs: u32,
+    /// Probability of the long washout.
+    pub long_share: f64,
+    /// The long washout is this many times the short one.
+    pub long: f64,
+    /// Whether the second coin draws the washout of fresh pairs, too.
+    pub fresh_washouts: bool,
+    /// Probe pairs of the probation.
+    pub probation_pairs: u32,
+    /// Confidence of the intervals that are shown.
+    pub confidence: f64,
+    /// Parameters of the trial but for its level and scale.
+    pub trial: TrialParameters,
+}
+
+/// A shown gain, relative (0.15 is +15 %).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Estimate.
+    pub gain: f64,
+    /// Lower end.
+    pub lower: f64,
+    /// Upper end.
+    pub upper: f64,
+}
+
+/// Why the guard revoked a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Revoked {
+    /// Too many large losses in the probation.
+    Losses,
+    /// The probation's mean is too low.
+    Mean,
+    /// The shown interval lies below the gate.
+    Interval,
+}
+
+/// What follows an accept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct After {
+    /// The trial's own estimate and time-uniform interval.
+    pub trial: Shown,
+    /// Fresh pairs alone.
+    pub fresh: Option<Shown>,
+    /// Seconds that they took.
+    pub fresh_s: f64,
+    /// Fresh pairs and the probation's together.
+    pub pooled: Option<Shown>,
+    /// Seconds from the accept to the end of the probation.
+    pub pooled_s: f64,
+    /// Why the guard revoked the change.
+    pub revoked: Option<Revoked>,
+    /// The scar test after the probation's pairs.
+    pub scar_at_end: ScarState,
+    /// Pairs until the scar test was clear.
+    pub clear_pairs: Option<u32>,
+    /// Whether the scar test ever said scar.
+    pub has_scar: bool,
+}
+
+impl After {
+    fn new(trial: Shown) -> Self {
+        Self {
+            trial,
+            fresh: None,
+            fresh_s: 0.0,
+            pooled: None,
+            pooled_s: 0.0,
+            revoked: None,
+            scar_at_end: ScarState::Open,
+            clear_pairs: None,
+            has_scar: false,
+        }
+    }
+
+    /// Whether the change stays: nothing revoked it, and the scar test became clear.
+    pub fn is_kept(&self) -> bool {
+        self.revoked.is_none() && !self.has_scar && self.clear_pairs.is_some()
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The decision; `None` if the history allowed no trial.
+    pub decision: Option<Decision>,
+    /// Seconds of the trial.
+    pub seconds: f64,
+    /// Measured part of a block (seconds).
+    pub measured_s: f64,
+    /// Scale of a pair's difference by the history (log units).
+    pub scale: f64,
+    /// Lost work of the trial (seconds of the program's work).
+    pub lost_s: f64,
+    /// Lost work of the fresh pairs (seconds).
+    pub lost_fresh_s: f64,
+    /// What followed an accept.
+    pub after: Option<After>,
+}
+
+/// A machine that plays the record, with the injected effect.
+struct Machine<'a> {
+    ring: &'a Ring,
+    injected: Injected,
+    /// Logarithm of the gain.
+    theta: f64,
+    at: usize,
+    rows: usize,
+    is_on: bool,
+    /// Share of the gain that is there now.
+    level: f64,
+    /// Rows since the last undo.
+    since_undo: usize,
+    lost_s: f64,
+}
+
+impl<'a> Machine<'a> {
+    fn new(ring: &'a Ring, injected: Injected, at: usize) -> Self {
+        Self {
+            ring,
+            injected,
+            theta: ln_1p(injected.gain),
+            at,
+            rows: 0,
+            is_on: false,
+            level: 0.0,
+            since_undo: usize::MAX / 2,
+            lost_s: 0.0,
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.rows as f64 * self.ring.row_s
+    }
+
+    fn switch(&mut self, on: bool) {
+        if self.is_on && !on {
+            self.since_undo = 0;
+        }
+        self.is_on = on;
+    }
+
+    /// Plays some rows: their work, with the effect, and denominator.
+    fn play(&mut self, rows: usize) -> (f64, f64) {
+        let worse = if self.theta >= 0.0 {
+            !self.is_on
+        } else {
+            self.is_on
+        };
+        if worse {
+            self.lost_s += rows as f64 * self.ring.row_s * (1.0 - exp(-self.theta.abs()));
+        }
+        let at = self.at;
+        self.at = (self.at + rows) % self.ring.len().max(1);
+        self.rows += rows;
+        if self.injected.onset_s > 0.0 || self.injected.scar > 0.0 {
+            return self.play_slowly(at, rows);
+        }
+        let (work, denominator) = self.ring.sum(at, rows);
+        let factor = if self.is_on { 1.0 + self.injected.gain } else { 1.0 };
+        (work * factor, denominator)
+    }
+
+    /// Row by row: a gain that comes and goes slowly, and the scar of an undo.
+    fn play_slowly(&mut self, at: usize, rows: usize) -> (f64, f64) {
+        let target = if self.is_on { 1.0 } else { 0.0 };
+        let (tau, row_s) = (self.injected.onset_s, self.ring.row_s);
+        let decay = if tau > 0.0 { exp(-row_s / tau) } else { 0.0 };
+        let mut total = (0.0, 0.0);
+        for i in 0..rows {
+            // Mean share of the gain over the row.
+            let mean = target + (self.level - target) * (1.0 - decay) * tau / row_s;
+            self.level = target + (self.level - target) * decay;
+            let is_scarred = !self.is_on && (self.since_undo as f64) * row_s < self.injected.scar_s - 1e-9;
+            let scar = if is_scarred { 1.0 - self.injected.scar } else { 1.0 };
+            let (work, denominator) = self.ring.row(at + i);
+            total.0 += work * exp(self.theta * mean) * scar;
+            total.1 += denominator;
+            self.since_undo = self.since_undo.saturating_add(1);
+        }
+        total
+    }
+
+    fn block(&mut self, on: bool, washout: usize, measured: usize) -> f64 {
+        self.switch(on);
+        self.play(washout);
+        score(self.play(measured))
+    }
+
+    /// The difference of a probe pair (on − off); afterwards the change is in force.
+    fn pair(&mut self, washout: usize, measured: usize, random: &mut Random) -> f64 {
+        let on_first = random.coin();
+        let first = self.block(on_first, washout, measured);
+        let second = self.block(!on_first, washout, measured);
+        self.switch(true);
+        if on_first { first - second } else { second - first }
+    }
+}
+
+/// Lengths of a block in rows.
+#[derive(Clone, Copy)]
+struct Lengths {
+    washout: usize,
+    measured: usize,
+}
+
+/// The washout for a time constant that is known beforehand (seconds).
+fn washout_s(rules: &Rules, known_onset_s: f64) -> f64 {
+    rules
+        .washout_min_s
+        .max(SWITCH_MARGIN * rules.switch_s + SETTLING_CONSTANTS * known_onset_s)
+}
+
+/// What differs between runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub(super) injected: Injected,
+    /// Time constant by which the washout is set (seconds).
+    pub(super) known_onset_s: f64,
+    /// Level of the trial.
+    pub(super) alpha: f64,
+    pub(super) seed: u64,
+}
+
+/// Runs the procedure once.
+pub(super) fn run(ring: &Ring, setting: Setting, rules: &Rules) -> Run {
+    let Setting {
+        injected,
+        known_onset_s,
+        alpha,
+        seed,
+    } = setting;
+    let mut random = Random::new(seed);
+    let at = (random.uniform() * ring.len() as f64) as usize;
+    let washout = ring.rows_for(washout_s(rules, known_onset_s));
+    let parameters = TrialParameters {
+        alpha,
+        ..rules.trial.clone()
+    };
+    let choice = choose(ring, at, washout, &parameters, rules);
+    let Some(choice) = choice else {
+        return Run {
+            decision: None,
+            seconds: 0.0,
+            measured_s: 0.0,
+            scale: 0.0,
+            lost_s: 0.0,
+            lost_fresh_s: 0.0,
+            after: None,
+        };
+    };
+    let lengths = Lengths {
+        washout,
+        measured: ring.rows_for(choice.measured_s).max(1),
+    };
+    let mut machine = Machine::new(ring, injected, at);
+    let mut trial = Trial::new(TrialParameters {
+        scale_prior: choice.scale,
+        ..parameters
+    });
+    let block_s = (lengths.washout + lengths.measured) as f64 * ring.row_s;
+    while trial.decision() == Decision::Continue {
+        if machine.seconds() + block_s > rules.budget_s {
+            trial.budget_exhausted();
+            break;
+        }
+        let coin = trial.needs_coin() && random.coin();
+        let on = trial.next_arm(coin) == Arm::On;
+        trial.observe(machine.block(on, lengths.washout, lengths.measured));
+    }
+    let (seconds, lost_s) = (machine.seconds(), machine.lost_s);
+    let after = (trial.decision() == Decision::Benefit)
+        .then(|| follow(&mut machine, &trial, lengths, rules, &mut random));
+    Run {
+        decision: Some(trial.decision()),
+        seconds,
+        measured_s: lengths.measured as f64 * ring.row_s,
+        scale: choice.scale,
+        lost_s,
+        lost_fresh_s: after.as_ref().map_or(0.0, |a| a.1),
+        after: after.map(|a| a.0),
+    }
+}
+
+/// Candidates are whole rows long: others are left out.
+fn choose(
+    ring: &Ring,
+    at: usize,
+    washout: usize,
+    parameters: &TrialParameters,
+    rules: &Rules,
+) -> Option<Choice> {
+    let is_whole = |s: &f64| (s / ring.row_s - (s / ring.row_s).round()).abs() < 1e-6;
+    let candidates: Vec<f64> = rules.candidates_s.iter().copied().filter(is_whole).collect();
+    let past = Past {
+        seconds: &ring.history(at, rules.history_s),
+        interval: 1.0,
+        few: false,
+    };
+    let washout_s = washout as f64 * ring.row_s;
+    block_length::choose(
+        0.0,
+        past,
+        washout_s,
+        rules.switch_s,
+        &candidates,
+        parameters,
+        rules.budget_s,
+    )
+    .ok()
+}
+
+fn shown(fresh: &Fresh, confidence: f64) -> Option<Shown> {
+    fresh.interval(confidence).map(|i| Shown {
+        gain: exp_m1(i.estimate),
+        lower: exp_m1(i.lower),
+        upper: exp_m1(i.upper),
+    })
+}
+
+/// What watches an accepted change.
+struct Watch<'a> {
+    lengths: Lengths,
+    rules: &'a Rules,
+    fresh: Fresh,
+    scar: Scar,
+    after: After,
+    pairs: u32,
+}
+
+impl Watch<'_> {
+    /// Makes a pair, whose washout a coin draws if `is_drawn`.
+    fn pair(&mut self, machine: &mut Machine<'_>, is_drawn: bool, random: &mut Random) -> (f64, ScarState) {
+        let is_long = is_drawn && random.uniform() < self.rules.long_share;
+        let factor = if is_long { self.rules.long } else { 1.0 };
+        let washout = (self.lengths.washout as f64 * factor).round() as usize;
+        let difference = machine.pair(washout, self.lengths.measured, random);
+        self.pairs += 1;
+        let state = self.scar.observe(difference, is_long);
+        if state == ScarState::Clear && self.after.clear_pairs.is_none() {
+            self.after.clear_pairs = Some(self.pairs);
+        }
+        self.after.has_scar |= state == ScarState::Scar;
+        (difference, state)
+    }
+}
+
+/// Fresh pairs at once, then the probation. The second figure is the lost work of the fresh pairs (seconds).
+fn follow(
+    machine: &mut Machine<'_>,
+    trial: &Trial,
+    lengths: Lengths,
+    rules: &Rules,
+    random: &mut Random,
+) -> (After, f64) {
+    let estimate = trial.estimate();
+    let (accepted_s, lost_s) = (machine.seconds(), machine.lost_s);
+    machine.switch(true);
+    let mut watch = Watch {
+        lengths,
+        rules,
+        fresh: Fresh::new(estimate.scale),
+        scar: Scar::new(estimate.scale),
+        after: After::new(Shown {
+            gain: estimate.effect,
+            lower: estimate.lower,
+            upper: estimate.upper,
+        }),
+        pairs: 0,
+    };
+    for _ in 0..rules.fresh_pairs {
+        let (difference, _) = watch.pair(machine, rules.fresh_washouts, random);
+        watch.fresh.observe(difference);
+    }
+    let lost_fresh_s = machine.lost_s - lost_s;
+    watch.after.fresh = shown(&watch.fresh, rules.confidence);
+    watch.after.fresh_s = machine.seconds() - accepted_s;
+    let gate = exp_m1(rules.trial.gate);
+    let too_little = |shown: Option<Shown>| shown.filter(|s| s.upper < gate).map(|_| Revoked::Interval);
+    watch.after.revoked = too_little(watch.after.fresh);
+    let mut probation = Probation::new(rules.probation_pairs, estimate.scale);
+    let pause = (PROBATION_SPACING - 1) * 2 * (lengths.washout + lengths.measured);
+    for pair in 1..=PAIRS_MAX.saturating_sub(rules.fresh_pairs) {
+        machine.play(pause);
+        let (difference, state) = watch.pair(machine, true, random);
+        if pair <= rules.probation_pairs {
+            watch.fresh.observe(difference);
+            let is_revoked = probation.observe(difference) == ProbationState::Revoked;
+            let why = if probation.excess() >= 2 {
+                Revoked::Losses
+            } else {
+                Revoked::Mean
+            };
+            watch.after.revoked = watch.after.revoked.or(is_revoked.then_some(why));
+        }
+        if pair == rules.probation_pairs {
+            watch.after.pooled = shown(&watch.fresh, rules.confidence);
+            watch.after.pooled_s = machine.seconds() - accepted_s;
+            watch.after.scar_at_end = state;
+            watch.after.revoked = watch.after.revoked.or(too_little(watch.after.pooled));
+        }
+        if pair >= rules.probation_pairs && state != ScarState::Open {
+            break;
+        }
+    }
+    (watch.after, lost_fresh_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::{Objective, Record};
+    use super::*;
+
+    fn flat() -> Ring {
+        let text = "dt,work,cpu\n".to_owned() + &"0.25,100,0.25\n".repeat(1200);
+        let path = std::env::temp_dir().join(format!("homeostat-proof-{}.csv", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let ring = Record::read(&path).unwrap().ring(Objective::Cpu);
+        std::fs::remove_file(&path).unwrap();
+        ring
+    }
+
+    #[test]
+    fn a_gain_a_scar_and_a_slow_onset_are_what_they_should_be() {
+        let ring = flat();
+        let gain = Injected {
+            gain: 0.15,
+            ..Injected::default()
+        };
+        let mut machine = Machine::new(&ring, gain, 0);
+        let difference = machine.pair(2, 4, &mut Random::new(1));
+        assert!((difference - ln_1p(0.15)).abs() < 1e-12);
+        // One block off: 1.5 s at 13 % less than with the change.
+        assert!((machine.lost_s - 1.5 * (1.0 - 1.0 / 1.15)).abs() < 1e-9);
+        let scar = Injected {
+            scar: 0.02,
+            scar_s: 1.0,
+            ..Injected::default()
+        };
+        let mut machine = Machine::new(&ring, scar, 0);
+        machine.switch(true);
+        // Half of the measured second after half a second of washout is scarred.
+        let off = machine.block(false, 2, 4);
+        assert!((off - score((396.0, 1.0))).abs() < 1e-9, "{off}");
+        let off = machine.block(false, 2, 4);
+        assert_eq!(off, score((400.0, 1.0)), "no new undo, no scar");
+        let slow = Injected {
+            gain: 0.15,
+            onset_s: 1.5,
+            ..Injected::default()
+        };
+        let mut machine = Machine::new(&ring, slow, 0);
+        let on = machine.block(true, 400, 4);
+        assert!((on - score((460.0, 1.0))).abs() < 1e-9);
+        let residue = machine.block(false, 2, 4) - score((400.0, 1.0));
+        assert!((residue / ln_1p(0.15) - 0.523).abs() < 0.01, "{residue}");
+    }
+}
