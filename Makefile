@@ -56,7 +56,7 @@ STATIC := target/static/$(STATIC_TARGET)/release/homeostat
 ARM64 := $(wildcard target/aarch64-unknown-linux-gnu/release/homeostat)
 
 .DEFAULT_GOAL := help
-.PHONY: evidence help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay lab vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
+.PHONY: evidence help cargo-there msrv arm64 build run demo-file-cache deb dist static dist-tools test-dist test-deb test-systemd file-cache-speed test-container test check unit size replay lab proof vm-test vm-demo vm-tools root-tools vm-tools-if-any vm-machines test-tools meter-tools announce demo bench bench-meters bench-spans aa install uninstall fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ evidence: build test-tools vm-tools ## what takes long: 10,000 hours of faults, 
 
 lab: cargo-there ## build the simulated machine and its command line, target/release/homeostat-lab
 	$(BUILD) -p homeostat-lab
+
+proof: lab ## how fast a gain is proven in records of real noise, and how often nothing is accepted
+	target/release/homeostat-lab proof $(PROOF_ARGS)
 
 vm-test: cargo-there vm-tools ## tests on emulated machines with several NUMA nodes; SHAPE=two-nodes for one of them
 	$(CARGO) test --workspace --locked --no-run
