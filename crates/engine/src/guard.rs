@@ -85,8 +85,8 @@ const GROWTH_MIN: f64 = 0.05;
 const STAGES_MAX: usize = 16;
 /// Parts that may follow.
 const FOLLOWERS_MAX: usize = 256;
-/// The long washout of a probe is at least this: caches, page tables and queues are as before by then.
-const LONG_MIN: Nanoseconds = Nanoseconds::from_secs(4);
+/// The long washout of a probe is at least this: what an undo leaves (cold caches, page tables, queues) is over by then.
+const LONG_MIN: Nanoseconds = Nanoseconds::from_secs(8);
 /// The washout of a probe covers this many times the slowest switch seen.
 const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
@@ -431,13 +431,19 @@ impl Guard {
     fn probe_interval(&self) -> Nanoseconds {
         // What lies over it goes and comes back with it.
         let gain = (1.0 + self.effect.estimate) * (1.0 + self.over_gain) - 1.0;
-        probe_interval(self.pair(), gain, self.stall + self.over_stall)
+        probe_interval(self.next_pair(), gain, self.stall + self.over_stall)
     }
 
-    /// Length of a pair; of a short and a long one the mean.
+    /// Length of a pair with the usual washout.
     fn pair(&self) -> Nanoseconds {
-        let washout = if self.watch.looks_for_a_scar() {
-            Nanoseconds((self.washout.0 + self.long_washout().0) / 2)
+        (self.washout + self.measured) * 2
+    }
+
+    /// Length of the pair to come.
+    fn next_pair(&self) -> Nanoseconds {
+        let is_long = self.watch.in_probation() && self.watch.looks_for_a_scar();
+        let washout = if is_long {
+            self.long_washout()
         } else {
             self.washout
         };
@@ -1106,9 +1112,8 @@ impl Engine {
         g.watch.set_neighbours(neighbours);
         g.borrowed = borrowed;
         let on = g.coins.toss();
-        // Those at once tell how much is gained, the later ones also whether that is a scar.
-        let is_fresh = g.watch.pairs() < g.at_once;
-        let is_long = g.watch.looks_for_a_scar() && !is_fresh && g.coins.toss();
+        // Those at once tell how much is gained, the later ones whether it was the undo that looked like a gain.
+        let is_long = g.watch.in_probation() && g.watch.looks_for_a_scar() && g.watch.pairs() >= g.at_once;
         let washout = if is_long { g.long_washout() } else { g.washout };
         g.pairs += 1;
         g.watch.block_started();

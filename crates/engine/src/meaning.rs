@@ -423,7 +423,7 @@ mod tests {
         let text = account.to_string();
         assert!(
             text.starts_with("sockets.segments for each of io.write_calls, over 16 blocks: +20.0 %")
-                && text.ends_with("-50.0 % [-50.0, -50.0] in the last blocks against those before"),
+                && text.ends_with("-50.0 to -50.0 % in the last blocks against those before"),
             "{text}"
         );
     }

@@ -75,9 +75,9 @@ impl std::fmt::Display for Effect {
     }
 }
 
-/// An estimated relative change and the ends of its interval as people read them: `+9.9 % [+2.0, +18.4]`, `at least +170.8 %`.
-/// `None` is an end that is not known; nor is one that lies so far out that it only says so, beyond −99 % or a tenfold gain. An
-/// estimate is told up to a thousandfold.
+/// A relative change as people read it: its interval first, as in `+2.0 to +18.4 %`, `at least +170.8 %`; the estimate alone while
+/// no end is known. `None` is an end that is not known; nor is one that lies so far out that it only says so, beyond −99 % or a
+/// tenfold gain.
 pub fn effect_in_words(estimate: Option<f64>, lower: Option<f64>, upper: Option<f64>) -> String {
     let known = |x: Option<f64>, most: f64| x.filter(|x| x.is_finite() && *x > -0.99 && *x < most);
     let number = |x: f64| {
@@ -93,15 +93,11 @@ pub fn effect_in_words(estimate: Option<f64>, lower: Option<f64>, upper: Option<
         (None, None) => None,
         (Some(lower), None) => Some(format!("at least {} %", number(lower))),
         (None, Some(upper)) => Some(format!("at most {} %", number(upper))),
-        (Some(lower), Some(upper)) => match estimate {
-            Some(x) => return format!("{} % [{}, {}]", number(x), number(lower), number(upper)),
-            None => Some(format!("between {} and {} %", number(lower), number(upper))),
-        },
+        (Some(lower), Some(upper)) => Some(format!("{} to {} %", number(lower), number(upper))),
     };
-    match (estimate, interval) {
-        (Some(x), Some(interval)) => format!("{} % ({interval})", number(x)),
-        (Some(x), None) => format!("{} % (no interval yet)", number(x)),
-        (None, Some(interval)) => interval,
+    match (interval, estimate) {
+        (Some(interval), _) => interval,
+        (None, Some(x)) => format!("{} % (no interval yet)", number(x)),
         (None, None) => "a change that is not known yet".to_owned(),
     }
 }
@@ -479,15 +475,15 @@ mod tests {
             .to_string()
         };
         let far = f64::INFINITY;
-        assert_eq!(words(0.099, 0.02, 0.184), "+9.9 % [+2.0, +18.4]");
-        assert_eq!(words(-0.05, -0.08, -0.02), "-5.0 % [-8.0, -2.0]");
-        assert_eq!(words(40.0, 1.708, far), "+4000 % (at least +170.8 %)");
-        assert_eq!(words(40.0, 1.708, 1e9), "+4000 % (at least +170.8 %)");
+        assert_eq!(words(0.099, 0.02, 0.184), "+2.0 to +18.4 %");
+        assert_eq!(words(-0.05, -0.08, -0.02), "-8.0 to -2.0 %");
+        assert_eq!(words(40.0, 1.708, far), "at least +170.8 %");
+        assert_eq!(words(40.0, 1.708, 1e9), "at least +170.8 %");
         assert_eq!(words(1e7, 1.708, far), "at least +170.8 %");
         assert_eq!(words(f64::NAN, 1.708, far), "at least +170.8 %");
-        assert_eq!(words(-0.5, -1.0, -0.1), "-50.0 % (at most -10.0 %)");
+        assert_eq!(words(-0.5, -1.0, -0.1), "at most -10.0 %");
         assert_eq!(words(f64::NAN, -1.0, -0.1), "at most -10.0 %");
-        assert_eq!(words(f64::NAN, 0.01, 0.02), "between +1.0 and +2.0 %");
+        assert_eq!(words(f64::NAN, 0.01, 0.02), "+1.0 to +2.0 %");
         assert_eq!(words(0.011, -1.0, far), "+1.1 % (no interval yet)");
         assert_eq!(words(f64::NAN, -1.0, far), "a change that is not known yet");
         assert_eq!(effect_in_words(None, Some(0.5), None), "at least +50.0 %");

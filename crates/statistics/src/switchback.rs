@@ -142,7 +142,7 @@ impl Default for TrialParameters {
 const BLOCKS_MAX_DEFAULT: u32 = 2400;
 /// Evidence for a loss from which a trial without a gain goes on until it is known whether it is one: a word for harm must
 /// be earned, and so must "no gain" where it looks like more than that.
-const LEANING: f64 = 10.0;
+const LEANING: f64 = 3.0;
 const BLOCKS_MAX_LIMIT: u32 = 10_000;
 /// Smallest scale: below it every difference would be certain.
 const SCALE_MIN: f64 = 1e-4;

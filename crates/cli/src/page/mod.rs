@@ -103,7 +103,7 @@ fn span(e: &Effect) -> Option<Span> {
     })
 }
 
-/// `+29.0 % [+13.6, +45.2]` with a minus as printers have it.
+/// `+13.6 to +45.2 %` with a minus as printers have it.
 fn effect_text(e: &Effect) -> String {
     effect(e).replace('-', "\u{2212}")
 }
