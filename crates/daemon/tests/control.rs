@@ -179,7 +179,7 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("run/io.homeostat");
         let config = directory.path().join("homeostat.toml");
-        std::fs::write(&config, "[policy]\nseed = 1\n").unwrap();
+        std::fs::write(&config, "[policy]\n").unwrap();
         let board = Arc::new(Board::default());
         let (lock, state) = (
             directory.path().join("daemon.lock"),
@@ -459,7 +459,7 @@ fn the_switch_is_recorded_first_undoes_everything_and_holds_until_it_is_set_agai
     assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
     // The configuration forbids it; the line is named.
     let config = daemon.directory.path().join("homeostat.toml");
-    std::fs::write(&config, "[policy]\nseed = 1\nmode = \"advise-only\"\n").unwrap();
+    std::fs::write(&config, "[policy]\nmode = \"advise-only\"\n").unwrap();
     client.reload().unwrap();
     let forbidden = client.switch(true).unwrap();
     assert!(forbidden.changed && !forbidden.switch.on);
@@ -467,7 +467,7 @@ fn the_switch_is_recorded_first_undoes_everything_and_holds_until_it_is_set_agai
     assert!(problem.contains("homeostat.toml, line 3"), "{problem}");
     assert_eq!(std::fs::read_to_string(&switch).unwrap(), "on\n");
     assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
-    std::fs::write(&config, "[policy]\nseed = 1\n").unwrap();
+    std::fs::write(&config, "[policy]\n").unwrap();
     client.reload().unwrap();
     assert_eq!(modes(&daemon), [Mode::AdviseOnly, Mode::Act]);
     let on = client.status().unwrap().switch.unwrap();

@@ -13,7 +13,7 @@ use crate::recall::Pair;
 use crate::recovery::{self, Recovery};
 use crate::retrace::{Traced, is_told};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
-use crate::series::Series;
+use crate::series::{EDGE_TOLERANCE, Series};
 use crate::spans::{self, SpanRail};
 use crate::trials::left_out_for;
 use homeostat_model::{
@@ -21,6 +21,7 @@ use homeostat_model::{
     StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::onset::Onset;
 use homeostat_statistics::staged::StagedAdvice;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
 use std::collections::BTreeSet;
@@ -211,6 +212,10 @@ pub(crate) struct Experiment {
     fallen_since: Option<Nanoseconds>,
     /// The washout for which the length of blocks was chosen last.
     chosen_for: Nanoseconds,
+    /// How fast the effect sets in, by the switches so far.
+    onset: Onset,
+    /// Since when the last switch is done.
+    settled_at: Option<Nanoseconds>,
     coins: Coins,
     switch_started: Nanoseconds,
     slowest_switch: Nanoseconds,
@@ -278,6 +283,8 @@ impl Experiment {
             reason: String::new(),
             own_end: false,
             chosen_for: Nanoseconds::ZERO,
+            onset: Onset::default(),
+            settled_at: None,
             switch_started: setup.started,
             slowest_switch: Nanoseconds::ZERO,
             setup,
@@ -408,6 +415,7 @@ impl Experiment {
             }
             Phase::Block(_) => {
                 self.slowest_switch = self.slowest_switch.max(took);
+                self.settled_at = Some(now);
                 Need::Nothing
             }
             Phase::Stage => {
@@ -731,6 +739,9 @@ impl Experiment {
                                 meaning.observe(series, record.on, measured_from, now);
                             }
                         }
+                        if let Some(series) = series(&self.setup.panel.lead().workload) {
+                            self.learn_onset(series, record.on);
+                        }
                         self.blocks.push(record);
                         let decision = self.trial.observe(score);
                         self.act_on(decision, now, over_budget)
@@ -884,7 +895,7 @@ impl Experiment {
         }
         let coin = if self.trial.needs_coin() {
             let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
-            let settling = self.setup.settling;
+            let settling = self.settling();
             let wanted = (margin + settles(settling.min(EFFECT_SETTLING_MAX)))
                 .max(settles(settling))
                 .max(self.setup.washout_min);
@@ -899,7 +910,7 @@ impl Experiment {
             }
             // A neighbour's meter may have been opened for this trial only.
             self.setup.lag = self.setup.lag.max(self.lag_seen);
-            self.washout = (wanted + self.setup.lag).max(self.washout);
+            self.washout = wanted + self.setup.lag;
             self.choose_length();
             self.coins.toss()
         } else {
@@ -918,6 +929,7 @@ impl Experiment {
         if switch {
             self.switch_started = now;
             self.settled = false;
+            self.settled_at = None;
             self.on = on;
         }
         Need::Begin {
@@ -925,6 +937,31 @@ impl Experiment {
             on,
             switch,
         }
+    }
+
+    /// Time constant of the effect: as the switches so far show it, or as its strategy told it.
+    pub(crate) fn settling(&self) -> Nanoseconds {
+        let told = self.setup.settling.as_secs_f64();
+        Nanoseconds::from_secs_f64(self.onset.constant(told))
+    }
+
+    /// The block that ended was the first one on after one that was off: what it shows of how the effect sets in.
+    fn learn_onset(&mut self, series: &Series, on: bool) {
+        let (Some(settled), Some(before)) = (self.settled_at.take(), self.blocks.last()) else {
+            return;
+        };
+        let panel = &self.setup.panel;
+        if !on || before.on || before.broken || panel.is_joint() || self.setup.urgent {
+            return;
+        }
+        let (member, level) = (panel.lead(), before.score);
+        let readings = series.since(settled).filter_map(|i| {
+            let begin = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
+            let after = (begin.saturating_sub(settled)).as_secs_f64() + i.seconds / 2.0;
+            let score = member.objective.score(&i.sums(&member.meter)?)?;
+            (begin + EDGE_TOLERANCE >= settled).then_some((after, score - level))
+        });
+        self.onset.edge(readings);
     }
 
     /// Chooses how long the blocks to come are measured, when the washout is another than when that was done last.

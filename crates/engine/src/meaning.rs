@@ -422,8 +422,9 @@ mod tests {
         assert!(change.upper > 0.5 && drift.upper < -0.49, "{account:?}");
         let text = account.to_string();
         assert!(
-            text.starts_with("sockets.segments for each of io.write_calls, over 16 blocks: +20.0 %")
-                && text.ends_with("-50.0 to -50.0 % in the last blocks against those before"),
+            text.starts_with(
+                "sockets.segments for each of io.write_calls, over 16 blocks: -16.2 to +71.8 % with"
+            ) && text.ends_with("-50.0 to -50.0 % in the last blocks against those before"),
             "{text}"
         );
     }

@@ -198,6 +198,9 @@ pub struct Prior {
     pub unix_seconds: u64,
     /// How many times in a row it was not accepted.
     pub failures: u32,
+    /// Time constant of its effect, where that was measured.
+    #[serde(default)]
+    pub settling: Option<Nanoseconds>,
 }
 
 /// A try that used up a level.

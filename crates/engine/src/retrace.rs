@@ -242,6 +242,7 @@ mod tests {
             spans: Vec::new(),
             meanings: Vec::new(),
             fresh: None,
+            settling: None,
             reader: None,
             machine: String::new(),
             action: ActionId(1),

@@ -51,6 +51,12 @@ impl Interval {
     fn start(&self) -> Nanoseconds {
         self.end.saturating_sub(Nanoseconds::from_secs_f64(self.seconds))
     }
+
+    /// What the meter told of it alone.
+    pub(crate) fn sums(&self, meter: &MeterId) -> Option<Sums> {
+        let mut sums = Sums::default();
+        sums.add(self, meter).then_some(sums)
+    }
 }
 
 /// The recent past.

@@ -472,6 +472,12 @@ impl Engine {
         Ok((choice, Some(lengths)))
     }
 
+    /// The time constant of such a change as an earlier trial of it measured it on this kind of workload.
+    fn known_settling(&self, id: &WorkloadId, strategy: &StrategyId) -> Option<Nanoseconds> {
+        let fingerprint = self.workloads.get(id)?.workload.fingerprint.clone();
+        self.priors.get(&(fingerprint, strategy.clone()))?.settling
+    }
+
     /// Starts the trial of what is proposed for these workloads, as one change; if that cannot be measured, of what is
     /// proposed for `best` alone.
     fn start_trial(&mut self, ids: &[WorkloadId], best: &WorkloadId) {
@@ -502,7 +508,7 @@ impl Engine {
         let alpha = self.discovery.next_alpha();
         let settling = proposals
             .iter()
-            .map(|(_, _, p)| p.settling)
+            .map(|(id, strategy, p)| self.known_settling(id, strategy).unwrap_or(p.settling))
             .max()
             .unwrap_or(Nanoseconds::ZERO);
         let predicted = mean_effect(&panel, proposals.iter().map(|(_, _, p)| p.predicted));
@@ -1727,7 +1733,7 @@ impl Engine {
             self.judge_by_cpu(&e, &m.workload, &text);
         } else {
             if verdict != Verdict::Aborted || e.own_end {
-                self.remember(&e.setup.strategy, panel.members(), verdict, e.effect());
+                self.remember(&e, panel.members(), verdict, e.effect());
             }
             if let Some(m) = living.first() {
                 let text = if e.reason == UNDONE_BY_A_PERSON {
@@ -1748,7 +1754,7 @@ impl Engine {
     /// The change stays, under guard.
     fn accept(&mut self, e: &Experiment, record: ExperimentRecord, living: &[Member]) {
         let panel = &e.setup.panel;
-        self.remember(&e.setup.strategy, panel.members(), Verdict::Accepted, e.effect());
+        self.remember(e, panel.members(), Verdict::Accepted, e.effect());
         for m in panel.members() {
             self.forget_refused_places(&m.workload, &e.setup.strategy);
         }
@@ -1984,7 +1990,7 @@ impl Engine {
             if !self.goes_on_alone(e, verdict, m) {
                 if verdict != Verdict::Aborted {
                     let effect = own.map_or(e.effect(), |(change, error)| own_effect(change, error));
-                    self.remember(&e.setup.strategy, std::slice::from_ref(m), verdict, effect);
+                    self.remember(e, std::slice::from_ref(m), verdict, effect);
                 }
                 self.refuse_tried(e, id, verdict, text);
                 continue;
@@ -2039,7 +2045,8 @@ impl Engine {
         }
     }
 
-    fn remember(&mut self, strategy: &StrategyId, members: &[Member], verdict: Verdict, effect: Effect) {
+    fn remember(&mut self, e: &Experiment, members: &[Member], verdict: Verdict, effect: Effect) {
+        let strategy = &e.setup.strategy;
         let mut fingerprints: Vec<&Fingerprint> = members.iter().map(|m| &m.fingerprint).collect();
         fingerprints.sort();
         fingerprints.dedup();
@@ -2071,6 +2078,7 @@ impl Engine {
                     effect: Some(effect),
                     unix_seconds: self.unix,
                     failures,
+                    settling: Some(e.settling()),
                 },
             );
         }
@@ -2137,6 +2145,7 @@ impl Engine {
                 None => e.effect_told(),
             },
             fresh: None,
+            settling: Some(e.settling()),
             evidence: e.evidence(),
             stalled: e.stalled,
             bloat: e.bloat,

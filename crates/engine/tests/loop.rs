@@ -1752,6 +1752,7 @@ fn a_known_harm_is_not_repeated_and_a_known_gain_is_tried_sooner() {
         effect: None,
         unix_seconds: 1_000_900,
         failures: 1,
+        settling: None,
     };
     let first_trial = |memory| {
         let mut world = World::new(vec![plant("good", 0.2)], policy(), memory);
@@ -2430,7 +2431,7 @@ fn seconds_off(world: &mut World, seconds: u64) -> usize {
 fn a_probe_comes_soon_when_the_program_works_in_another_way() {
     let gap = |busy: f64| {
         let mut world = World::new(vec![plant("good", 0.20)], policy(), Memory::default());
-        for _ in 0..20_000 {
+        for _ in 0..40_000 {
             if world.stories.iter().any(|s| s.contains("probation passed")) {
                 break;
             }
@@ -3040,6 +3041,7 @@ fn history_of_an_earlier_version_is_found_under_the_former_fingerprint() {
             effect: None,
             unix_seconds: 1_000_900,
             failures: 1,
+            settling: None,
         };
         let memory = Memory {
             priors: vec![harmful],

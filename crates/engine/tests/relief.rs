@@ -940,6 +940,7 @@ fn after_a_restart_the_back_off_counts_whatever_is_lost() {
         effect: None,
         unix_seconds: 0,
         failures: 1,
+        settling: None,
     };
     let memory = Memory {
         priors: vec![prior],

@@ -353,6 +353,9 @@ pub struct ExperimentRecord {
     /// What pairs of blocks after the acceptance show: a trial stops when it looks best, and they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh: Option<FreshGain>,
+    /// Time constant with which the effect set in, as it was measured or else as it was told; `None` in what earlier versions wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settling: Option<Nanoseconds>,
     /// Evidence for a gain (e-value).
     #[serde(with = "crate::units::any_number")]
     pub evidence: f64,

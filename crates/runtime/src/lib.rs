@@ -841,6 +841,7 @@ fn recall(history: &mut ResilientHistory, machine: &str, now_unix: u64) -> Memor
             Some(Prior {
                 verdict: p.last_verdict?,
                 effect: p.last_effect,
+                settling: p.last_settling,
                 unix_seconds: p.last_unix,
                 // A count over all time bounds the failures in a row: the back-off errs to caution.
                 failures: p.rejected + p.harmful + p.inconclusive,

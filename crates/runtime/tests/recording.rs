@@ -83,6 +83,7 @@ fn memory() -> Memory {
             }),
             unix_seconds: 1,
             failures: 1,
+            settling: Some(Nanoseconds(300_000_000)),
         }],
         ..Memory::default()
     }

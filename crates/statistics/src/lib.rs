@@ -26,6 +26,7 @@ pub mod breaker;
 pub mod discovery;
 pub mod fresh;
 pub mod guard;
+pub mod onset;
 pub mod robust;
 pub mod scar;
 pub mod simulation;

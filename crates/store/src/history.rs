@@ -271,6 +271,8 @@ pub struct Prior {
     pub aborted: u32,
     /// Effect of the last one that was decided.
     pub last_effect: Option<Effect>,
+    /// Time constant of the effect in that trial.
+    pub last_settling: Option<Nanoseconds>,
     /// Its verdict.
     pub last_verdict: Option<Verdict>,
     /// Its end, in seconds since the epoch; 0 when there is none.
@@ -725,7 +727,7 @@ impl History {
                     COALESCE(m.effect_estimate, e.effect_estimate), COALESCE(m.effect_lower, e.effect_lower),
                     COALESCE(m.effect_upper, e.effect_upper),
                     COALESCE(m.effect_confidence, e.effect_confidence), e.ended_unix,
-                    CASE WHEN e.verdict = 'accepted' THEN e.fresh END
+                    CASE WHEN e.verdict = 'accepted' THEN e.fresh END, e.settling_ns
              FROM priors p LEFT JOIN experiments e ON e.id = p.last_experiment
              -- What is accepted is accepted as a whole; what is not is held against each by its own effect.
              LEFT JOIN experiment_members m ON e.verdict <> 'accepted' AND m.has_effect
@@ -745,6 +747,7 @@ impl History {
                     aborted: r.get(6)?,
                     last_verdict: r.get::<_, Option<String>>(7)?.as_deref().and_then(Verdict::of),
                     last_effect: fresh_at(r, 14)?.or(effect_if(r, 8, 9)?),
+                    last_settling: r.get::<_, Option<i64>>(15)?.map(|ns| Nanoseconds(unbits(ns))),
                     last_unix: r.get::<_, Option<i64>>(13)?.map_or(0, untime),
                 })
             },
@@ -1088,9 +1091,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans, meanings, fresh)
+            harm_exposure, reader, spans, meanings, fresh, settling_ns)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1104,7 +1107,8 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             effect_upper = excluded.effect_upper, effect_confidence = excluded.effect_confidence,
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
             harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
-            meanings = excluded.meanings, fresh = excluded.fresh",
+            meanings = excluded.meanings, fresh = excluded.fresh,
+            settling_ns = excluded.settling_ns",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1142,6 +1146,7 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         (!e.spans.is_empty()).then(|| serde_json::to_string(&e.spans)).and_then(Result::ok),
         (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
         e.fresh.as_ref().and_then(|fresh| serde_json::to_string(fresh).ok()),
+        e.settling.map(|settling| bits(settling.0)),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1280,6 +1285,9 @@ fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
         spans: Vec::new(),
         meanings: Vec::new(),
         fresh: None,
+        settling: r
+            .get::<_, Option<i64>>("settling_ns")?
+            .map(|ns| Nanoseconds(unbits(ns))),
         reader: r.get::<_, Option<String>>("reader")?.map(Fingerprint::new),
         machine: text("machine_fingerprint")?,
         action: ActionId(number("action")?),

@@ -97,6 +97,7 @@ fn experiment(id: u64) -> ExperimentRecord {
             },
             pairs: 12,
         }),
+        settling: (id % 3 == 0).then_some(Nanoseconds::from_millis(300)),
         reader: None,
         machine: MACHINE.to_owned(),
         action: ActionId(id + 100),

@@ -133,9 +133,9 @@ fn of_two_settings_in_the_wrong_order_the_one_that_was_written_is_named() {
         (2, "policy.observe_min_s", "5000")
     );
     assert_eq!(e.problem, "must not be above policy.observe_max_s, which is 1200");
-    let e = only_error("[policy]\nwashout_max_s = 1\n");
+    let e = only_error("[policy]\nwashout_max_s = 0.2\n");
     assert_eq!((e.line, e.key.as_str()), (2, "policy.washout_max_s"));
-    assert_eq!(e.problem, "must not be below policy.washout_min_s, which is 2");
+    assert_eq!(e.problem, "must not be below policy.washout_min_s, which is 0.5");
     // Both were written: the later one, and a later file is later than a later line.
     let e = only_error("[policy]\nwashout_max_s = 3\nwashout_min_s = 4\n");
     assert_eq!((e.line, e.key.as_str()), (3, "policy.washout_min_s"));

@@ -220,7 +220,9 @@ pub(super) const MIGRATIONS: &[&str] = &[
     // 10: what was waited for meanwhile: a JSON array; nothing reads or writes it any more
     "ALTER TABLE experiments ADD COLUMN waits TEXT;",
     // 11: what pairs of blocks after the acceptance show: a JSON object
-    "ALTER TABLE experiments ADD COLUMN fresh TEXT;",
+    // … and the time constant with which the effect set in
+    "ALTER TABLE experiments ADD COLUMN fresh TEXT;
+    ALTER TABLE experiments ADD COLUMN settling_ns INTEGER;",
 ];
 
 /// The version of a database that has taken all steps.
