@@ -1102,17 +1102,21 @@ impl Experiment {
         Nanoseconds(self.stalled.0 / (1 + u64::from(self.rehearsal) + switched_on))
     }
 
-    /// Harm exposure in percent × seconds: what the on blocks lost against off, and the standstill of
+    /// Whether its change protects from a loss, so that blocks without it are damage.
+    pub(crate) fn protects(&self) -> bool {
+        self.setup.urgent || self.setup.contained.is_some()
+    }
+
+    /// Harm exposure in percent × seconds: what the on blocks lost against off (off against on, of what protects), and the standstill of
     /// one of the threads that run for every second of a call that stops it.
     pub(crate) fn harm_exposure(&self) -> f64 {
         // A call stops the threads that need the piece it works on: one of those that run, it is taken.
         let stood = self.stalled.as_secs_f64() * 100.0 / self.setup.panel.cpus().max(1.0);
-        let on_seconds: f64 = self
-            .blocks
-            .iter()
-            .filter(|b| b.on)
-            .map(|b| b.measured.as_secs_f64() + self.washout.as_secs_f64())
-            .sum();
+        let seconds = |on: bool| -> f64 {
+            let blocks = self.blocks.iter().filter(|b| b.on == on);
+            blocks.map(|b| (b.measured + self.washout).as_secs_f64()).sum()
+        };
+        let on_seconds = seconds(true);
         if let Some(s) = &self.staged {
             let loss = (-s.rollout.estimate().effect).clamp(0.0, 1.0);
             return loss * 100.0 * on_seconds + stood;
@@ -1127,10 +1131,17 @@ impl Experiment {
                 .collect();
             (!scores.is_empty()).then(|| homeostat_statistics::robust::mean(&scores))
         };
-        let loss = match (mean(true), mean(false)) {
-            (Some(on), Some(off)) => (1.0 - homeostat_statistics::robust::exp(on - off)).clamp(0.0, 1.0),
-            _ => 0.0,
+        let (Some(on), Some(off)) = (mean(true), mean(false)) else {
+            return stood;
         };
-        loss * 100.0 * on_seconds + stood
+        let below =
+            |low: f64, high: f64| (1.0 - homeostat_statistics::robust::exp(low - high)).clamp(0.0, 1.0);
+        // What protects is made at once, and to be without it is the loss.
+        let without = if self.protects() {
+            below(off, on) * seconds(false)
+        } else {
+            0.0
+        };
+        100.0 * (below(on, off) * on_seconds + without) + stood
     }
 }

@@ -181,6 +181,8 @@ pub(crate) struct Guard {
     at_once: u32,
     /// Whether it protects from a loss, so that to be without it is damage.
     protects: bool,
+    /// Work that the last probe pair cost (seconds).
+    lost: f64,
     /// Most of its work that a reader may lose by being contained.
     reader_loss_max: f64,
     /// Since when it leaves each of these too little.
@@ -256,7 +258,8 @@ impl Guard {
             over_gain: 0.0,
             over_stall: Nanoseconds::ZERO,
             at_once: 0,
-            protects: e.setup.urgent || e.setup.contained.is_some(),
+            protects: e.protects(),
+            lost: 0.0,
             probe: None,
             pieces: 0,
             review_at: now + REVIEW,
@@ -292,9 +295,13 @@ impl Guard {
 
     /// Work that so many probe pairs cost (seconds).
     fn lost_by(&self, pairs: u32) -> f64 {
+        f64::from(pairs) * self.lost_in(self.washout + self.measured)
+    }
+
+    /// Work that a pair costs that is off for so long (seconds).
+    fn lost_in(&self, off: Nanoseconds) -> f64 {
         let gain = self.effect.estimate.max(0.0);
-        let off = (self.washout + self.measured).as_secs_f64();
-        f64::from(pairs) * (gain / (1.0 + gain) * off + self.stall.as_secs_f64())
+        gain / (1.0 + gain) * off.as_secs_f64() + self.stall.as_secs_f64()
     }
 
     /// Who is contained may lose what is sure to be gained by it.
@@ -1181,7 +1188,12 @@ impl Engine {
     /// A probe is over: its coins need not be kept, and meters that were opened for it are closed.
     fn end_probe(&mut self, key: ActionId) {
         self.drop_coins(key);
+        let lead = self.guards.get(key).and_then(|g| g.workloads().next());
+        let owner = lead.map_or(Owner::Machine, |id| self.domain_of(id));
         if let Some(g) = self.guards.get_mut(key) {
+            // A probe that was cut off has cost nothing yet.
+            let lost = std::mem::take(&mut g.lost);
+            self.exposure.note(self.now, owner, 100.0 * lost);
             let borrowed = std::mem::take(&mut g.borrowed);
             self.return_meters(&borrowed);
         }
@@ -1589,8 +1601,9 @@ impl Guard {
             let coin = (self.record.id, self.coin_number() + 1, !on);
             return (Finding::Switch(!on), Some(coin));
         };
-        let is_long = probe.is_long;
+        let (is_long, off) = (probe.is_long, probe.washout + self.measured);
         self.probe_over(now);
+        self.lost = self.lost_in(off);
         self.unread = 0;
         let (on, off) = if first_on {
             (first, scores)

@@ -232,7 +232,7 @@ impl Watch {
             .filter_map(|rail| SpanWatch::of(rail, e.span_rise_max))
             .collect();
         watch.share_alarms();
-        if e.setup.urgent || e.setup.contained.is_some() {
+        if e.protects() {
             return watch.without_scar();
         }
         watch
