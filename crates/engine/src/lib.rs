@@ -28,6 +28,7 @@ pub use strategy::{
 pub use view::{Stage, Status};
 
 mod blocks;
+mod canary;
 mod coins;
 mod engine;
 mod experiment;
