@@ -10,8 +10,12 @@ use homeostat_model::{Bytes, CanaryReading, MachineSample, Nanoseconds};
 const ROOM_TO_START: Bytes = Bytes::from_mib(1024);
 /// Least available memory for it to go on.
 const ROOM_TO_STAY: Bytes = Bytes::from_mib(512);
+/// From this on lost file pages that come back are no shortage for it: its own would be a fiftieth of what is available.
+const ROOM_PLENTY: Bytes = Bytes::from_mib(4096);
 /// Share of the time in which some task waits for memory (PSI) from which it ends.
 const STALLED_MAX: f64 = 0.1;
+/// Time over which that is averaged: a change that makes large pages stalls programs for a moment.
+const STALLED_OVER_S: f64 = 10.0;
 /// Time without it after an end for want of memory, or after a fault.
 const REST: Nanoseconds = Nanoseconds::from_secs(60);
 
@@ -49,6 +53,8 @@ pub(crate) struct Keeper {
     may_run: bool,
     wanted: bool,
     running: Option<Canary>,
+    /// Mean share of the time in which some task waited for memory.
+    stalled: f64,
     /// Until when none starts, and why.
     rests: Option<(Nanoseconds, String)>,
 }
@@ -59,6 +65,7 @@ impl Keeper {
         self.wanted = wanted && self.may_run;
         if !self.wanted {
             self.running = None;
+            self.stalled = 0.0;
         }
     }
 
@@ -77,6 +84,8 @@ impl Keeper {
         if !self.wanted {
             return None;
         }
+        let part = (interval.as_secs_f64() / STALLED_OVER_S).min(1.0);
+        self.stalled += part * (machine.stalled_for_memory(interval) - self.stalled);
         let read = self.read(now, machine, interval);
         if let Err(why) = &read {
             self.running = None;
@@ -107,7 +116,8 @@ impl Keeper {
         if machine.memory_available < least {
             return Err(format!("less than {least} of memory is available"));
         }
-        if machine.is_short_of_memory(interval) || machine.stalled_for_memory(interval) >= STALLED_MAX {
+        let is_short = machine.memory_available < ROOM_PLENTY && machine.is_short_of_memory(interval);
+        if is_short || self.stalled >= STALLED_MAX {
             return Err("programs wait for memory".to_owned());
         }
         let canary = match self.running.take() {
@@ -154,8 +164,7 @@ mod tests {
     fn a_machine_short_of_memory_gets_none_and_says_why_for_a_minute() {
         for (machine, said) in [
             (machine(1000, 0, 0), "less than 1.00 GiB of memory is available"),
-            (machine(8192, 200, 0), "programs wait for memory"),
-            (machine(8192, 0, 100), "programs wait for memory"),
+            (machine(2048, 0, 100), "programs wait for memory"),
         ] {
             let mut keeper = Own::new(true).canary;
             keeper.keep(true);
@@ -165,5 +174,19 @@ mod tests {
             assert_eq!(later, first, "the same reason, so that it is told once");
             assert_eq!(keeper.pid(), None);
         }
+    }
+
+    #[test]
+    fn programs_that_wait_for_memory_end_it_and_a_moment_of_that_does_not() {
+        let mut keeper = Own::new(true).canary;
+        keeper.keep(true);
+        let said = |keeper: &mut Keeper, stalled_ms| {
+            let machine = machine(8192, stalled_ms, 100);
+            keeper.sample(SECOND, &machine, SECOND).and_then(Result::err)
+        };
+        let waits = Some("programs wait for memory".to_owned());
+        assert_ne!(said(&mut keeper, 900), waits);
+        keeper.rests = None;
+        assert_eq!(said(&mut keeper, 900), waits);
     }
 }
