@@ -20,7 +20,7 @@ pub(crate) struct CanaryLog {
 }
 
 impl CanaryLog {
-    fn push(&mut self, end: Nanoseconds, interval: Nanoseconds, reading: CanaryReading) {
+    pub(crate) fn push(&mut self, end: Nanoseconds, interval: Nanoseconds, reading: CanaryReading) {
         if self.readings.len() >= READINGS_MAX {
             self.readings.pop_front();
         }
@@ -43,10 +43,6 @@ impl CanaryLog {
     }
 
     /// How fast memory was in the intervals that lie wholly within `from..=to`: the logarithm of loads per CPU second.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the control series of trials, which follows")
-    )]
     pub(crate) fn speed(&self, from: Nanoseconds, to: Nanoseconds) -> Option<f64> {
         let from = from.saturating_sub(EDGE_TOLERANCE);
         let (mut loads, mut loading) = (0, Nanoseconds::ZERO);
@@ -84,10 +80,10 @@ impl OwnCost {
     }
 }
 
-/// Whether the canary runs: during trials and probes, while memory is plentiful.
+/// Whether the canary runs: during trials and probes, but for those that protect a program from a loss of memory.
 pub(crate) fn is_wanted(engine: &Engine) -> bool {
     let probes = || engine.guards.all().any(|g| g.looks_at().next().is_some());
-    !engine.short_of_memory() && (!engine.experiments.is_empty() || probes())
+    !engine.protects_on_trial() && (!engine.experiments.is_empty() || probes())
 }
 
 /// Takes what homeostat used, and the canary's reading. Tells once why there is none.
@@ -105,13 +101,19 @@ pub(crate) fn note_own_cost(
     own.intervals
         .push_back((interval.as_secs_f64(), cpu.as_secs_f64()));
     own.resident = resident;
+    let now = engine.now;
+    for e in engine.experiments.values_mut() {
+        e.beside.own_cpu += cpu;
+    }
+    let trials = engine.experiments.values_mut().map(|e| &mut e.beside.canary);
+    let logs = trials.chain([&mut own.canary]);
     match reading {
-        Some(Ok(reading)) => own.canary.push(engine.now, interval, reading),
+        Some(Ok(reading)) => logs.for_each(|log| log.push(now, interval, reading)),
         Some(Err(why)) => {
-            own.canary.readings.clear();
+            logs.for_each(|log| log.readings.clear());
             engine.tell_host(format!("no memory canary: {why}; trials go on without it"), false);
         }
-        None => own.canary.readings.clear(),
+        None => logs.for_each(|log| log.readings.clear()),
     }
 }
 

@@ -634,9 +634,6 @@ impl Engine {
         self.machine_interval = snapshot.interval;
         self.note_shortage();
         canary::note_own_cost(self, snapshot.own_cpu, snapshot.own_resident, snapshot.canary);
-        for e in self.experiments.values_mut() {
-            e.own_cpu += snapshot.own_cpu;
-        }
         for tuner in self.machine_sample.other_tuners.clone() {
             self.tell_host(
                 format!("another tuner runs here: {tuner}; what it sets counts as chosen by a person"),

@@ -5,6 +5,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective};
 use crate::coins::Coins;
+use crate::control::Beside;
 use crate::losses::Rereads;
 use crate::meaning::{LastLook, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
@@ -165,8 +166,7 @@ pub(crate) struct Experiment {
     lag_seen: Nanoseconds,
     pub(crate) stalled: Nanoseconds,
     pub(crate) bloat: Bytes,
-    /// CPU time that homeostat used while it ran.
-    pub(crate) own_cpu: Nanoseconds,
+    pub(crate) beside: Beside,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) reason: String,
     /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
@@ -273,7 +273,7 @@ impl Experiment {
             lag_seen: Nanoseconds::ZERO,
             stalled: Nanoseconds::ZERO,
             bloat: Bytes::ZERO,
-            own_cpu: Nanoseconds::ZERO,
+            beside: Beside::default(),
             verdict: None,
             reason: String::new(),
             own_end: false,
@@ -705,7 +705,6 @@ impl Experiment {
                         if !record.on {
                             self.breaker.off_block(record.score);
                         }
-                        let score = record.score;
                         // What their meters tell of the time before the switch is not this block's.
                         let left_out = self.setup.lag;
                         let own_from = |member: &Member, series: &Series| {
@@ -731,8 +730,7 @@ impl Experiment {
                                 meaning.observe(series, record.on, measured_from, now);
                             }
                         }
-                        self.blocks.push(record);
-                        let decision = self.trial.observe(score);
+                        let decision = self.judge(record, now);
                         self.act_on(decision, now, over_budget)
                     }
                 }
@@ -795,7 +793,8 @@ impl Experiment {
                     Some((s.is_neighbour(), text))
                 };
                 self.spans.iter().find_map(hurt)
-            });
+            })
+            .or_else(|| Some((true, self.beside.hurt(asked_level)?)));
         if let Some((neighbour, hurt)) = hurt {
             self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
@@ -841,7 +840,7 @@ impl Experiment {
                     self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len(),
-                    self.price()
+                    self.beside.told() + &self.price()
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {
@@ -901,6 +900,7 @@ impl Experiment {
             self.setup.lag = self.setup.lag.max(self.lag_seen);
             self.washout = (wanted + self.setup.lag).max(self.washout);
             self.choose_length();
+            self.beside.fix();
             self.coins.toss()
         } else {
             false

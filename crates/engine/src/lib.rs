@@ -30,6 +30,7 @@ pub use view::{Stage, Status};
 mod blocks;
 mod canary;
 mod coins;
+mod control;
 mod engine;
 mod experiment;
 mod growth;

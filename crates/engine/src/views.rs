@@ -227,7 +227,7 @@ impl Engine {
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,
             lost_work_s: finite_or_zero(exposure_of(e) / 100.0),
-            own_cpu_s: e.own_cpu.as_secs_f64(),
+            own_cpu_s: e.beside.own_cpu.as_secs_f64(),
         }
     }
 
