@@ -778,6 +778,7 @@ mod tests {
             samples: Vec::new(),
             own_cpu: Nanoseconds::ZERO,
             own_resident: homeostat_model::Bytes::ZERO,
+            canary: None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 pub mod endpoint;
 
-use crate::api::{Effect, Experiment, Meter, Stage, Status, Verdict};
+use crate::api::{Budget, Effect, Experiment, Meter, Stage, Status, Verdict};
 use crate::board::HANGS_AFTER;
 use crate::printable;
 use std::collections::BTreeSet;
@@ -376,9 +376,8 @@ fn changes(t: &mut Text, s: &Status) {
     );
 }
 
-fn budget(t: &mut Text, s: &Status) {
-    let b = &s.budget;
-    let c = &s.calibration;
+/// What homeostat and its canary use.
+fn own_cost(t: &mut Text, b: &Budget) {
     t.gauge(
         "homeostat_own_cpu_ratio",
         "ratio",
@@ -390,6 +389,18 @@ fn budget(t: &mut Text, s: &Status) {
         "bytes",
         "Own resident memory.",
         b.own_resident_bytes as f64,
+    );
+    t.gauge(
+        "homeostat_canary_cpu_ratio",
+        "ratio",
+        "CPU use of the memory canary, as a share of one CPU; 0 while it is off.",
+        b.canary_cpu,
+    );
+    t.gauge(
+        "homeostat_canary_resident_bytes",
+        "bytes",
+        "Resident memory of the memory canary; 0 while it is off.",
+        b.canary_resident_bytes as f64,
     );
     let name = "homeostat_own_page_faults";
     t.family(
@@ -407,6 +418,12 @@ fn budget(t: &mut Text, s: &Status) {
         "Time in which the loop waited for a CPU since it began.",
         b.own_waited_s,
     );
+}
+
+fn budget(t: &mut Text, s: &Status) {
+    let b = &s.budget;
+    let c = &s.calibration;
+    own_cost(t, b);
     let kept = b.kept_small;
     t.gauge(
         "homeostat_kept_small_readers",

@@ -1,6 +1,7 @@
 //! The loop: observation in, commands out.
 
 use crate::blocks::Objective;
+use crate::canary::{self, OwnCost};
 use crate::controller::Steered;
 use crate::experiment::{Experiment, Phase};
 use crate::guard::{Guard, Guards};
@@ -173,8 +174,7 @@ pub struct Engine {
     pub(crate) placebo_due: Nanoseconds,
     pub(crate) placebos: u32,
     pub(crate) false_accepts: u32,
-    pub(crate) own: VecDeque<(f64, f64)>,
-    pub(crate) own_resident: Bytes,
+    pub(crate) own: OwnCost,
     pub(crate) told_host: BTreeMap<String, ()>,
     /// Workloads that are looked at in detail, counted once per sample.
     looked_at: usize,
@@ -239,8 +239,7 @@ impl Engine {
             placebo_due: Nanoseconds::ZERO,
             placebos: memory.placebos,
             false_accepts: memory.false_accepts,
-            own: VecDeque::new(),
-            own_resident: Bytes::ZERO,
+            own: OwnCost::default(),
             told_host: BTreeMap::new(),
             looked_at: 0,
             probes_since_trial: 0,
@@ -326,6 +325,7 @@ impl Engine {
             in_a_hurry: is_in_a_hurry,
             reads: self.recall.expects_anybody(),
             host_every: self.host_every(),
+            canary: canary::is_wanted(self),
             spans: self
                 .experiments
                 .values()
@@ -633,15 +633,7 @@ impl Engine {
         self.machine_sample = snapshot.machine;
         self.machine_interval = snapshot.interval;
         self.note_shortage();
-        self.own_resident = snapshot.own_resident;
-        if self.own.len() == 300 {
-            self.own.pop_front();
-        }
-        self.own
-            .push_back((snapshot.interval.as_secs_f64(), snapshot.own_cpu.as_secs_f64()));
-        for e in self.experiments.values_mut() {
-            e.own_cpu += snapshot.own_cpu;
-        }
+        canary::note_own_cost(self, snapshot.own_cpu, snapshot.own_resident, snapshot.canary);
         for tuner in self.machine_sample.other_tuners.clone() {
             self.tell_host(
                 format!("another tuner runs here: {tuner}; what it sets counts as chosen by a person"),

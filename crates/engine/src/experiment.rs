@@ -5,6 +5,7 @@
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective};
 use crate::coins::Coins;
+use crate::control::Beside;
 use crate::losses::Rereads;
 use crate::meaning::{LastLook, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
@@ -13,7 +14,7 @@ use crate::recall::Pair;
 use crate::recovery::{self, Recovery};
 use crate::retrace::{Traced, is_told};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
-use crate::series::{EDGE_TOLERANCE, Series};
+use crate::series::{EDGE_TOLERANCE, Series, Sums};
 use crate::spans::{self, SpanRail};
 use crate::trials::left_out_for;
 use homeostat_model::{
@@ -166,8 +167,7 @@ pub(crate) struct Experiment {
     lag_seen: Nanoseconds,
     pub(crate) stalled: Nanoseconds,
     pub(crate) bloat: Bytes,
-    /// CPU time that homeostat used while it ran.
-    pub(crate) own_cpu: Nanoseconds,
+    pub(crate) beside: Beside,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) reason: String,
     /// It ended for a reason of its own (not an operator, a stop, or the end of the workload): not tried again at once.
@@ -278,7 +278,7 @@ impl Experiment {
             lag_seen: Nanoseconds::ZERO,
             stalled: Nanoseconds::ZERO,
             bloat: Bytes::ZERO,
-            own_cpu: Nanoseconds::ZERO,
+            beside: Beside::default(),
             verdict: None,
             reason: String::new(),
             own_end: false,
@@ -713,7 +713,6 @@ impl Experiment {
                         if !record.on {
                             self.breaker.off_block(record.score);
                         }
-                        let score = record.score;
                         // What their meters tell of the time before the switch is not this block's.
                         let left_out = self.setup.lag;
                         let own_from = |member: &Member, series: &Series| {
@@ -742,8 +741,7 @@ impl Experiment {
                         if let Some(series) = series(&self.setup.panel.lead().workload) {
                             self.learn_onset(series, record.on);
                         }
-                        self.blocks.push(record);
-                        let decision = self.trial.observe(score);
+                        let decision = self.judge(record, now);
                         self.act_on(decision, now, over_budget)
                     }
                 }
@@ -806,7 +804,8 @@ impl Experiment {
                     Some((s.is_neighbour(), text))
                 };
                 self.spans.iter().find_map(hurt)
-            });
+            })
+            .or_else(|| Some((true, self.beside.hurt(asked_level)?)));
         if let Some((neighbour, hurt)) = hurt {
             self.hindered = neighbour;
             // Which neighbours there are is chance: the change itself may be good another time.
@@ -852,7 +851,7 @@ impl Experiment {
                     self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len(),
-                    self.price()
+                    self.beside.told() + &self.price()
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {
@@ -912,6 +911,7 @@ impl Experiment {
             self.setup.lag = self.setup.lag.max(self.lag_seen);
             self.washout = wanted + self.setup.lag;
             self.choose_length();
+            self.beside.fix();
             self.coins.toss()
         } else {
             false
@@ -954,7 +954,18 @@ impl Experiment {
         if !on || before.on || before.broken || panel.is_joint() || self.setup.urgent {
             return;
         }
-        let (member, level) = (panel.lead(), before.score);
+        let member = panel.lead();
+        // As it was read, with the noise that a control series may have taken out of its score.
+        let sums = Sums {
+            cpu: before.cpu.as_secs_f64(),
+            work: before.work,
+            work_seconds: before.measured.as_secs_f64(),
+            intervals: 1,
+            ..Sums::default()
+        };
+        let Some(level) = member.objective.score(&sums) else {
+            return;
+        };
         let readings = series.since(settled).filter_map(|i| {
             let begin = i.end.saturating_sub(Nanoseconds::from_secs_f64(i.seconds));
             let after = (begin.saturating_sub(settled)).as_secs_f64() + i.seconds / 2.0;

@@ -28,7 +28,9 @@ pub use strategy::{
 pub use view::{Stage, Status};
 
 mod blocks;
+mod canary;
 mod coins;
+mod control;
 mod engine;
 mod experiment;
 mod growth;

@@ -181,6 +181,9 @@ pub struct SamplingPlan {
     pub host_every: Option<Nanoseconds>,
     /// Whose spans from wait to wait are to be followed: those that are tried, and those beside whom that is; also in a guard's probes.
     pub spans: Vec<WorkloadId>,
+    /// Whether the memory canary runs: a change is tried, and memory is plentiful.
+    #[serde(default)]
+    pub canary: bool,
 }
 
 /// What the history knows about one kind of workload and one strategy.

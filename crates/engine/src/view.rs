@@ -316,6 +316,12 @@ pub struct Budget {
     pub own_cpu: f64,
     /// Own resident memory.
     pub own_resident_bytes: u64,
+    /// CPU use of the memory canary while it runs, as a share of one CPU over the last minutes; 0 while it is off.
+    #[serde(default)]
+    pub canary_cpu: f64,
+    /// Resident memory of the memory canary; 0 while it is off.
+    #[serde(default)]
+    pub canary_resident_bytes: u64,
     /// Page faults of the loop since it began that took no reading from storage. This and the next three are filled
     /// in by whoever runs the loop; the mind knows nothing of them.
     #[serde(default)]

@@ -227,7 +227,7 @@ impl Engine {
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,
             lost_work_s: finite_or_zero(exposure_of(e) / 100.0),
-            own_cpu_s: e.own_cpu.as_secs_f64(),
+            own_cpu_s: e.beside.own_cpu.as_secs_f64(),
         }
     }
 
@@ -257,10 +257,11 @@ impl Engine {
     }
 
     fn budget_view(&self) -> Budget {
-        let (seconds, cpu) = self.own.iter().fold((0.0, 0.0), |s, o| (s.0 + o.0, s.1 + o.1));
         Budget {
-            own_cpu: finite_or_zero(cpu / seconds),
-            own_resident_bytes: self.own_resident.0,
+            own_cpu: finite_or_zero(self.own.cpu()),
+            own_resident_bytes: self.own.resident.0,
+            canary_cpu: finite_or_zero(self.own.canary.cpu()),
+            canary_resident_bytes: self.own.canary.resident().0,
             experiments_last_hour: self.starts.total() as u32,
             experiments_per_hour_max: self.policy.experiments_per_hour_max,
             harm_exposure_day: finite_or_zero(

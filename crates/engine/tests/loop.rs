@@ -971,6 +971,7 @@ impl World {
             samples,
             own_cpu: Nanoseconds::from_millis(1),
             own_resident: Bytes::from_mib(8),
+            canary: None,
         }
     }
 

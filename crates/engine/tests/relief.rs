@@ -387,6 +387,7 @@ impl World {
             samples,
             own_cpu: Nanoseconds::ZERO,
             own_resident: Bytes::ZERO,
+            canary: None,
         }
     }
 

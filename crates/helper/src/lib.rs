@@ -12,8 +12,10 @@
 //! * A helper that cannot be killed (its file system hangs) is *stuck*. A domain with [`STUCK_OF_ONE`] of them, or any
 //!   domain at [`STUCK_MAX`], is not read until one returns.
 //! * A helper for one request ([`call_apart`]) opens files with code. The daemon gets the file only from local storage.
+//! * The mother also forks the memory [`canary`], a process that measures the machine's memory.
 //! * Opener and speaker run the program's [`Service`]. Without a mother (tests, commands) the first use forks one.
 
+pub mod canary;
 mod domain;
 mod mother;
 mod pool;

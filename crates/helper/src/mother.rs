@@ -1,7 +1,7 @@
 //! The mother: a small process that forks helpers, without data of workloads.
 
 use crate::wire::Line;
-use crate::{Domain, Service};
+use crate::{Domain, Service, canary};
 use homeostat_kernel::helper::{allow_only, close_all_but, exit_now, fork, plain_signals, standard_is};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -27,14 +27,23 @@ const OF_OPENER: CapabilitySet = CapabilitySet::SYS_PTRACE
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_ADMIN);
 
-/// Request of the daemon to the mother: make a helper for this domain.
+/// Request of the daemon to the mother.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Make(pub(super) Domain);
+pub(super) enum Make {
+    /// Make a helper for this domain.
+    Helper(Domain),
+    /// Make a memory canary.
+    Canary,
+}
 
-/// Answer of the mother. With `Made` come the daemon's end of the line and a descriptor for each process.
+/// Answer of the mother.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
+    /// With it come the daemon's end of the line and a descriptor for each process.
     Made,
+    /// The canary's process number. With it come the daemon's end of the line, a descriptor for the process, and the
+    /// file with its counts.
+    Canary(i32),
     Failed(i32),
 }
 
@@ -110,19 +119,38 @@ fn keep_only(kept: CapabilitySet) -> Result<(), Errno> {
 fn be_mother(line: &Line, service: &Service) -> Result<(), Errno> {
     loop {
         // An error means that the daemon has ended.
-        let Make(domain) = line.receive(None)?;
-        match make(domain, service) {
-            Ok((ours, processes)) => {
-                let [opener, speaker] = &processes;
-                line.send(
-                    &Answer::Made,
-                    &[ours.0.as_fd(), opener.as_fd(), speaker.as_fd()],
-                    None,
-                )?;
+        let made = match line.receive(None)? {
+            Make::Helper(domain) => make(domain, service)
+                .map(|(ours, [opener, speaker])| (Answer::Made, [ours.0, opener, speaker])),
+            Make::Canary => make_canary().map(|(pid, descriptors)| (Answer::Canary(pid), descriptors)),
+        };
+        match made {
+            Ok((answer, [ours, one, other])) => {
+                line.send(&answer, &[ours.as_fd(), one.as_fd(), other.as_fd()], None)?;
             }
             Err(e) => line.send(&Answer::Failed(e.raw_os_error()), &[], None)?,
         }
     }
+}
+
+/// Forks a memory canary. Returns its process number, the daemon's end of its line, a descriptor for the process, and
+/// the file with its counts.
+fn make_canary() -> Result<(i32, [OwnedFd; 3]), Errno> {
+    let us = rustix::process::getpid();
+    let (daemon, to_daemon) = Line::pair()?;
+    let counts = canary::counts_file()?;
+    let pid = fork(|| {
+        let _ = begin(&[&to_daemon.0, &counts], c"homeostat-memory", Some(us))
+            .and_then(|()| canary::prepare())
+            .and_then(|own| {
+                limit(canary::MEMORY, canary::CPU_SECONDS, canary::COUNTS_BYTES)?;
+                keep_only(CapabilitySet::empty())?;
+                let memory = canary::Memory::reserve()?;
+                allow_only(canary::CALLS)?;
+                canary::serve(&to_daemon, &counts, &own, memory)
+            });
+    })?;
+    Ok((pid, [daemon.0, descriptor_of(pid)?, counts]))
 }
 
 fn make(domain: Domain, service: &Service) -> Result<(Line, [OwnedFd; 2]), Errno> {
@@ -131,14 +159,14 @@ fn make(domain: Domain, service: &Service) -> Result<(Line, [OwnedFd; 2]), Errno
     let (to_opener, to_speaker) = Line::pair()?;
     let opener = fork(|| {
         let _ = begin(&[&to_speaker.0], c"homeostat-open", Some(us))
-            .and_then(|()| limit())
+            .and_then(|()| limit(MEMORY, CPU_SECONDS, 0))
             .and_then(|()| allow_only(&[USUAL, OPENING].concat()))
             .and_then(|()| (service.open)(&to_speaker, domain));
     })?;
     let opener = descriptor_of(opener)?;
     let speaker = fork(|| {
         let _ = begin(&[&to_daemon.0, &to_opener.0], c"homeostat-speak", Some(us))
-            .and_then(|()| limit())
+            .and_then(|()| limit(MEMORY, CPU_SECONDS, 0))
             .and_then(|()| confine_speaker())
             .and_then(|()| (service.speak)(&to_daemon, to_opener));
     })?;
@@ -152,7 +180,8 @@ pub fn confine_speaker() -> Result<(), Errno> {
     allow_only(USUAL)
 }
 
-fn limit() -> Result<(), Errno> {
+/// Limits this process: bytes beyond the program's memory at its start, seconds of CPU time, bytes of a file.
+fn limit(memory: u64, cpu_seconds: u64, file: u64) -> Result<(), Errno> {
     let set = |resource, most: u64| {
         let may = getrlimit(resource).maximum.unwrap_or(u64::MAX);
         let most = Some(most.min(may));
@@ -169,11 +198,11 @@ fn limit() -> Result<(), Errno> {
         .ok()
         .and_then(|text| text.split(' ').next()?.parse().ok())
         .ok_or(Errno::IO)?;
-    set(Resource::As, pages * rustix::param::page_size() as u64 + MEMORY)?;
-    set(Resource::Cpu, CPU_SECONDS)?;
+    set(Resource::As, pages * rustix::param::page_size() as u64 + memory)?;
+    set(Resource::Cpu, cpu_seconds)?;
     set(Resource::Nofile, DESCRIPTORS)?;
     set(Resource::Core, 0)?;
-    set(Resource::Fsize, 0)
+    set(Resource::Fsize, file)
 }
 
 /// Calls of both processes: their lines, memory, clocks, and an end. Neither may write to a file.

@@ -156,7 +156,7 @@ fn lock(service: &'static Service) -> MutexGuard<'static, Pool> {
 }
 
 /// The pool, if there was a request or a mother was started.
-fn there() -> Option<MutexGuard<'static, Pool>> {
+pub(crate) fn there() -> Option<MutexGuard<'static, Pool>> {
     POOL.get()
         .map(|pool| pool.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -448,19 +448,7 @@ impl Pool {
     }
 
     fn fork(&mut self, domain: Domain) -> Result<Helper, Errno> {
-        let mother = match &self.mother {
-            Some(mother) => mother,
-            None => self.mother.insert(fork_mother(self.service)?),
-        };
-        let deadline = Some(Instant::now() + MAKING);
-        let answer = mother
-            .line
-            .send(&Make(domain), &[], deadline)
-            .and_then(|()| mother.line.receive_with::<Answer>(deadline));
-        let (answer, descriptors) = answer.inspect_err(|_| self.lose_mother())?;
-        if let Answer::Failed(errno) = answer {
-            return Err(Errno::from_raw_os_error(errno));
-        }
+        let (_, descriptors) = self.ask_mother(&Make::Helper(domain))?;
         let mut descriptors = descriptors.into_iter();
         let line = Line(descriptors.next().ok_or(Errno::PROTO)?);
         Ok(Helper {
@@ -469,6 +457,24 @@ impl Pool {
             asked: Instant::now(),
             owes: None,
         })
+    }
+
+    /// Has the mother make something. Returns her answer and its descriptors.
+    pub(crate) fn ask_mother(&mut self, make: &Make) -> Result<(Answer, Vec<OwnedFd>), Errno> {
+        let mother = match &self.mother {
+            Some(mother) => mother,
+            None => self.mother.insert(fork_mother(self.service)?),
+        };
+        let deadline = Some(Instant::now() + MAKING);
+        let answer = mother
+            .line
+            .send(make, &[], deadline)
+            .and_then(|()| mother.line.receive_with::<Answer>(deadline));
+        let (answer, descriptors) = answer.inspect_err(|_| self.lose_mother())?;
+        if let Answer::Failed(errno) = answer {
+            return Err(Errno::from_raw_os_error(errno));
+        }
+        Ok((answer, descriptors))
     }
 }
 
@@ -514,7 +520,8 @@ impl Pool {
     }
 }
 
-fn has_ended(process: &OwnedFd) -> bool {
+/// Whether a process has ended, by its descriptor.
+pub(crate) fn has_ended(process: &OwnedFd) -> bool {
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,

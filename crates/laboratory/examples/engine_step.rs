@@ -191,6 +191,7 @@ impl World {
             samples,
             own_cpu: Nanoseconds::ZERO,
             own_resident: Bytes::ZERO,
+            canary: None,
         }
     }
 

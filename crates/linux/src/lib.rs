@@ -1,5 +1,6 @@
 //! The real machine below a root path: sensors, meters and effectors behind the `platform` traits, and its abilities.
 
+mod canary;
 pub mod capabilities;
 mod kinds;
 pub mod parsers;

@@ -1,12 +1,11 @@
 //! The real machine behind the `platform` traits.
 
+use crate::canary::Own;
 use crate::capabilities;
 use homeostat_effectors::fetcher::Launch;
 use homeostat_effectors::{KeepCounts, Registry};
 use homeostat_kernel::Root;
-use homeostat_kernel::bytes::{number, words};
 use homeostat_kernel::clock::{MonotonicClock, read_clock};
-use homeostat_kernel::files::Kept;
 use homeostat_kernel::numa::CpuMask;
 use homeostat_kernel::process::lives;
 use homeostat_meters::{Follower, Meter, MeterKind, MeterSettings};
@@ -148,8 +147,8 @@ pub struct LinuxPlatform {
     short: Option<Nanoseconds>,
     before: Option<(Nanoseconds, Nanoseconds)>,
     buffer: Vec<u8>,
-    /// `statm` of this process.
-    own_memory: Kept,
+    /// What homeostat itself uses, and its memory canary.
+    own: Own,
     /// Something failed in the last probe for a reason that may pass by itself.
     probe_again: bool,
     machine_changed: bool,
@@ -209,7 +208,7 @@ impl LinuxPlatform {
             short: None,
             before: None,
             buffer: Vec::new(),
-            own_memory: Kept::new(&Root::default(), "/proc/self/statm"),
+            own: Own::new(settings.canary && root.is_live()),
             probe_again: false,
             machine_changed: false,
             root,
@@ -303,13 +302,6 @@ impl LinuxPlatform {
         self.effectors.kept_small()
     }
 
-    /// Our own resident memory, also with a captured machine.
-    fn own_resident(&mut self) -> Bytes {
-        let text = self.own_memory.read(&mut self.buffer, 256).unwrap_or_default();
-        let pages = words(text).nth(1).and_then(number).unwrap_or(0);
-        Bytes(pages.saturating_mul(rustix::param::page_size() as u64))
-    }
-
     /// The event counters of a workload in their last window; `None` without a recent one.
     pub fn counters(&self, workload: &WorkloadId) -> Option<&homeostat_sensors::counters::Reading> {
         self.counters.latest(workload, self.clock.now())
@@ -349,7 +341,7 @@ impl LinuxPlatform {
             return Ok((Vec::new(), Vec::new()));
         };
         table.pass(uptime)?;
-        let mut workloads = table.workloads(self.effectors.helper());
+        let mut workloads = table.workloads(self.effectors.helper().into_iter().chain(self.own.canary.pid()));
         let mut samples = Vec::new();
         for workload in &workloads {
             let detailed = detail.contains(&workload.id);
@@ -636,6 +628,7 @@ impl Sensors for LinuxPlatform {
         self.counters.sweep(self.clock.now());
         self.effectors.tick();
         machine.other_tuners.clone_from(&self.other_tuners);
+        let canary = self.own.canary.sample(self.clock.now(), &machine, interval);
         let (at_before, own_before) = self.before.unwrap_or((at, own_cpu_total));
         self.before = Some((at, own_cpu_total));
         Ok(Snapshot {
@@ -646,12 +639,17 @@ impl Sensors for LinuxPlatform {
             workloads,
             samples,
             own_cpu: own_cpu_total - own_before,
-            own_resident: self.own_resident(),
+            own_resident: self.own.resident(&mut self.buffer),
+            canary,
         })
     }
 
     fn look_at_reads(&mut self, wanted: bool) {
         self.always_reads = wanted;
+    }
+
+    fn keep_canary(&mut self, wanted: bool) {
+        self.own.canary.keep(wanted);
     }
 
     fn follow_spans(&mut self, workloads: &[WorkloadId]) {

@@ -148,6 +148,9 @@ pub struct MeterSettings {
     /// progress points that would cost more are counted in turns, for a part of each second, and the rest is estimated
     /// (docs/meters.md).
     pub probe_cost_max: f64,
+    /// Run the memory canary during trials and probes: a process that measures how fast the machine's memory is, so that noise of
+    /// the memory can be taken out. It needs 64 MiB of memory and about 0.5 % of a CPU, and is off while memory is short.
+    pub canary: bool,
 }
 
 impl Default for MeterSettings {
@@ -159,6 +162,7 @@ impl Default for MeterSettings {
             breakpoints: true,
             progress_points: PointsWish::Auto,
             probe_cost_max: PROBE_COST_MAX,
+            canary: true,
         }
     }
 }

@@ -6,6 +6,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod action;
+pub mod canary;
 pub mod experiment;
 pub mod locality;
 pub mod machine;
@@ -20,6 +21,7 @@ pub mod units;
 pub mod workload;
 
 pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
+pub use canary::CanaryReading;
 pub use experiment::{
     Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain,
     MeaningAccount, MemberOutcome, ProvenReader, SpanChange, SpansAccount, StrategyId, Verdict, WindowRecord,

@@ -1,6 +1,7 @@
 //! What the sensors saw in one interval. Everything cumulative is delivered as the difference since the
 //! previous sample, so that exits, restarts and counter wraps are dealt with in one place: the sensor.
 
+use crate::canary::CanaryReading;
 use crate::meter::MeterReading;
 use crate::spans::Spans;
 use crate::units::{Bytes, Nanoseconds};
@@ -325,6 +326,9 @@ pub struct Snapshot {
     pub own_cpu: Nanoseconds,
     /// Own resident memory.
     pub own_resident: Bytes,
+    /// What the memory canary did in the interval, or why there is none; `None` while none is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Result<CanaryReading, String>>,
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meters",
             "effectors",
             "sensors",
+            "helper",
             "kernel",
             "platform",
             "model",

@@ -45,6 +45,11 @@ pub trait Sensors {
     fn follow_spans(&mut self, workloads: &[WorkloadId]) {
         let _ = workloads;
     }
+    /// Whether the memory canary is to run from the next sample on. It needs 64 MiB and about 0.5 % of a CPU. What it
+    /// measures, or why there is none, is in [`Snapshot::canary`].
+    fn keep_canary(&mut self, wanted: bool) {
+        let _ = wanted;
+    }
     /// Looks into the memory of a workload, region by region. Bounded; `truncated` says when the bound was hit.
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError>;
     /// Looks where the threads and the memory of a workload are. Bounded.

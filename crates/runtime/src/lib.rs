@@ -335,6 +335,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         self.looked_at = now;
         self.platform.look_at_reads(plan.reads);
         self.platform.follow_spans(&plan.spans);
+        self.platform.keep_canary(plan.canary);
         let looked = self.platform.sample(&request);
         // Lost meters first: their last readings say nothing about the loss.
         for lost in self.platform.take_lost_meters() {

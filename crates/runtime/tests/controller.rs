@@ -115,6 +115,7 @@ impl Sensors for Host {
             samples: vec![],
             own_cpu: Nanoseconds::ZERO,
             own_resident: Bytes::ZERO,
+            canary: None,
         })
     }
     fn inspect_memory(&mut self, _: &WorkloadId) -> Result<MemoryMap, PlatformError> {

@@ -69,6 +69,7 @@ impl Sensors for Number {
             samples: vec![],
             own_cpu: Nanoseconds::ZERO,
             own_resident: Bytes::ZERO,
+            canary: None,
         })
     }
     fn inspect_memory(&mut self, _: &WorkloadId) -> Result<MemoryMap, PlatformError> {

@@ -141,6 +141,7 @@ fn sampled(second: u64, work: f64) -> Event {
         samples: vec![sample],
         own_cpu: Nanoseconds::ZERO,
         own_resident: Bytes::ZERO,
+        canary: None,
     }))
 }
 

@@ -945,14 +945,12 @@ impl ProcessTable {
         }
     }
 
-    /// Recognises the workloads of the last pass. `helper`, a process of ours in any control group, is left out.
-    pub fn workloads(&mut self, helper: Option<i32>) -> Vec<Workload> {
-        let members: Vec<&Member> = self
-            .entries
-            .values()
-            .filter(|e| !e.zombie && Some(e.member.pid) != helper)
-            .map(|e| &e.member)
-            .collect();
+    /// Recognises the workloads of the last pass. Processes of `ours`, in any control group, are left out.
+    pub fn workloads(&mut self, ours: impl IntoIterator<Item = i32>) -> Vec<Workload> {
+        let ours: Vec<i32> = ours.into_iter().collect();
+        let counts = |e: &&Entry| !e.zombie && !ours.contains(&e.member.pid);
+        let entries = self.entries.values().filter(counts);
+        let members: Vec<&Member> = entries.map(|e| &e.member).collect();
         let workloads = grouping::group(&members, self.own);
         let first_pass = self.last_pass.is_none();
         let mut named: BTreeSet<&WorkloadId> = BTreeSet::new();

@@ -12,6 +12,7 @@
 //! | [`switchback`] | is the change a gain, a loss, or not worth it? (randomised on/off blocks) |
 //! | [`block_length`] | how long must a block be, and can anything be proven at all within the budget? |
 //! | [`discovery`] | which level may the next of many tries use? |
+//! | [`control`] | which noise did others see as well, so that it can be taken out? |
 //! | [`fresh`] | how large is an accepted gain, exactly? |
 //! | [`scar`] | is the gain only a scar of the undo? |
 //! | [`guard`] | does an accepted gain last? |
@@ -23,6 +24,7 @@
 
 pub mod block_length;
 pub mod breaker;
+pub mod control;
 pub mod discovery;
 pub mod fresh;
 pub mod guard;

@@ -578,6 +578,18 @@ impl Trial {
         self.decision
     }
 
+    /// Goes on although a gain is proven, since the caller asks for more. The evidence stays: it holds for any stopping.
+    pub fn go_on(&mut self) -> Decision {
+        if self.decision == Decision::Benefit {
+            self.decision = if (self.blocks.len() as u64) < u64::from(self.parameters.blocks_max) {
+                Decision::Continue
+            } else {
+                Decision::Exhausted
+            };
+        }
+        self.decision
+    }
+
     /// The decision so far.
     pub fn decision(&self) -> Decision {
         self.decision

@@ -68,9 +68,14 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
     workloads(s, all, look, &mut out);
     outcomes(&s.outcomes, 5, look, &mut out);
     advice(&s.advice, look, &mut out);
+    own_cost(s, look, &mut out);
+    out
+}
+
+fn own_cost(s: &Status, look: &Look, out: &mut String) {
     let b = &s.budget;
     let c = &s.calibration;
-    heading("Own cost", look, &mut out);
+    heading("Own cost", look, out);
     let _ = writeln!(
         out,
         "  {} of one CPU, {} resident; workloads stood still {} for our changes, {} of memory added",
@@ -79,6 +84,14 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         hours_or_less(b.stalled_s),
         bytes(b.bloat_bytes),
     );
+    if b.canary_resident_bytes > 0 {
+        let _ = writeln!(
+            out,
+            "  memory canary (runs during trials): {} of one CPU, {} resident",
+            percent(b.canary_cpu, 2),
+            bytes(b.canary_resident_bytes),
+        );
+    }
     let _ = writeln!(
         out,
         "  the loop waited {} for a CPU, and {} times for a page from storage ({} page faults without)",
@@ -126,7 +139,6 @@ pub fn status(s: &Status, all: bool, look: &Look) -> String {
         c.tries,
         percent(c.alpha_next, 2),
     );
-    out
 }
 
 fn heading(title: &str, look: &Look, out: &mut String) {

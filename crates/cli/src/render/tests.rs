@@ -204,6 +204,8 @@ fn view() -> Status {
         budget: Budget {
             own_cpu: 0.0007,
             own_resident_bytes: 11 << 20,
+            canary_cpu: 0.0041,
+            canary_resident_bytes: 66 << 20,
             own_faults_minor: 312,
             own_faults_major: 0,
             own_waited_s: 1.5,

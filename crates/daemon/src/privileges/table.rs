@@ -135,7 +135,8 @@ pub static TABLE: &[Row] = &[
         need: Call("memfd_create"),
         by: Sensors,
         decision: Given,
-        why: "The device numbers of memory that is no file are learnt from a file of that kind.",
+        why: "The device numbers of memory that is no file are learnt from a file of that kind. The memory canary reports its \
+              counts in another.",
     },
     Row {
         need: Call("io_setup"),

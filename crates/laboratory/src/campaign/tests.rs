@@ -253,6 +253,7 @@ impl Sensors for Handle {
             samples,
             own_cpu: Nanoseconds::from_millis(1),
             own_resident: Bytes::from_mib(8),
+            canary: None,
         })
     }
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {

@@ -98,6 +98,10 @@ impl<P: Sensors, C: Clock> Sensors for Faulty<P, C> {
         self.sense(Kind::SampleLost, "the machine", Sensors::machine)
     }
 
+    fn keep_canary(&mut self, wanted: bool) {
+        self.inner.keep_canary(wanted);
+    }
+
     fn sample(&mut self, request: &SampleRequest) -> Result<Snapshot, PlatformError> {
         {
             let mut s = self.faults.lock();

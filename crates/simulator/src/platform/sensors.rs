@@ -6,9 +6,9 @@ use crate::behaviour::MeterSpec;
 use crate::noise::Draws;
 use crate::world::{Alive, Program, World, ticks};
 use homeostat_model::{
-    Bytes, Capability, CapabilityId, CapabilityState, Counters, Fingerprint, HugePageSettings, Locality,
-    Machine, MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, MeterCandidate, MeterId,
-    MeterReading, Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces, Pressure, ProcessId,
+    Bytes, CanaryReading, Capability, CapabilityId, CapabilityState, Counters, Fingerprint, HugePageSettings,
+    Locality, Machine, MachineSample, MemoryAdvice, MemoryKind, MemoryMap, MemoryRegion, MeterCandidate,
+    MeterId, MeterReading, Nanoseconds, NodeId, OperatorChoice, PageSizeSetting, Pieces, Pressure, ProcessId,
     Snapshot, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_platform::{PlatformError, SampleRequest, Sensors};
@@ -20,8 +20,14 @@ const METER_PERIOD_S: (f64, f64) = (1200.0, 10_800.0);
 /// Most regions of one memory map, as on Linux.
 const REGIONS_MAX: usize = 4096;
 
+/// Loads of the memory canary, and CPU time of each, as on a server at rest.
+const CANARY_LOADS_PER_S: f64 = 10_000.0;
+const CANARY_LOAD_NS: u64 = 100;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
+    /// Whether the memory canary runs.
+    canary: bool,
     at: Option<Nanoseconds>,
     busy_s: f64,
     own_s: f64,
@@ -319,7 +325,12 @@ impl Sensors for SimPlatform {
             samples,
             own_cpu,
             own_resident: Bytes::from_mib(world.surroundings().own_cost.resident_mib),
+            canary: self.seen.canary.then(|| Ok(canary(interval))),
         })
+    }
+
+    fn keep_canary(&mut self, wanted: bool) {
+        self.seen.canary = wanted;
     }
 
     fn inspect_memory(&mut self, workload: &WorkloadId) -> Result<MemoryMap, PlatformError> {
@@ -514,6 +525,17 @@ impl Sensors for SimPlatform {
 }
 
 /// The programs to sample, and whether in detail.
+/// What the memory canary did. The programs' noise is their own, so the memory of a simulated machine is steady.
+fn canary(interval: Nanoseconds) -> CanaryReading {
+    let loads = (interval.as_secs_f64() * CANARY_LOADS_PER_S) as u64;
+    CanaryReading {
+        loads,
+        loading: Nanoseconds(loads * CANARY_LOAD_NS),
+        cpu: Nanoseconds(loads * CANARY_LOAD_NS * 2),
+        resident: Bytes::from_mib(66),
+    }
+}
+
 fn wanted(world: &World, request: &SampleRequest, running: &[usize]) -> Vec<(usize, bool)> {
     let detail: BTreeSet<&str> = request.detail.iter().map(WorkloadId::as_str).collect();
     if request.scan {

@@ -375,6 +375,7 @@ impl Plant {
                 .collect(),
             own_cpu: Nanoseconds::ZERO,
             own_resident: Bytes::ZERO,
+            canary: None,
         };
         self.step(Event::Sampled(Box::new(snapshot)));
         for _ in 0..64 {

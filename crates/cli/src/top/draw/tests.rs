@@ -161,6 +161,8 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
         budget: Budget {
             own_cpu: 0.003,
             own_resident_bytes: 12 << 20,
+            canary_cpu: 0.0,
+            canary_resident_bytes: 0,
             own_faults_minor: 312,
             own_faults_major: 0,
             own_waited_s: 1.5,
