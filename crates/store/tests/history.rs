@@ -330,6 +330,7 @@ fn what_a_trial_of_several_showed_of_each_is_what_is_known_of_each() {
     );
     // A guard revokes what was accepted: the record is written anew.
     let mut kept = experiment(2);
+    kept.fresh = None;
     kept.others = joint.others[..1].to_vec();
     kept.members = vec![
         outcome("redis-server.service", Verdict::Accepted, Some(own(0.3))),

@@ -180,11 +180,13 @@ impl Acted {
         self.kept_since.is_some()
     }
 
-    /// Share of its program's work that its probes cost since it is kept, by its true gain.
+    /// Share of its program's work that its probes cost since it is kept, by its true gain, but for what the pairs may cost
+    /// that measure the gain right after the acceptance.
     pub(super) fn probe_cost(&self, at: Nanoseconds) -> f64 {
         let gain = self.gain.map_or(0.0, |g| g.best().max(0.0));
         let kept = self.kept_since.map_or(0.0, |since| (at - since).as_secs_f64());
-        gain / (1.0 + gain) * self.probed.1.as_secs_f64() / kept.max(1.0)
+        let lost = gain / (1.0 + gain) * self.probed.1.as_secs_f64();
+        (lost - super::MEASURED_AFRESH_S).max(0.0) / kept.max(1.0)
     }
 
     pub(super) fn is_placebo(&self) -> bool {
