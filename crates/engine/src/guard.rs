@@ -52,9 +52,9 @@ const SUSPECT_SPACING: u64 = 1;
 const STALL_SPACING: u64 = 10;
 /// So many pairs are made at once when others begin to work on the machine: what they lose by it is not known yet.
 const PAIRS_AT_ONCE: u32 = 3;
-/// Pairs that measure the gain are made at once after the acceptance if they cost no more work than this (seconds): those of a gain
-/// of 40 % in the shortest blocks do not.
-const FRESH_COST_MAX: f64 = 8.0;
+/// Pairs that measure the gain are made at once after the acceptance if they cost no more work than the change earns in this
+/// (seconds).
+const FRESH_EARNED_IN: f64 = 90.0;
 /// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
 /// often, since each probe of it is dear and tells much …
 const PROBE_COST_MAX: f64 = 0.005;
@@ -284,7 +284,7 @@ impl Guard {
         if self.switchable
             && !self.protects
             && self.watch.in_probation()
-            && self.lost_by(FRESH_PAIRS) <= FRESH_COST_MAX
+            && self.is_cheap(FRESH_PAIRS)
         {
             self.at_once = FRESH_PAIRS;
             self.next_probe = now;
@@ -293,9 +293,11 @@ impl Guard {
         self
     }
 
-    /// Work that so many probe pairs cost (seconds).
-    fn lost_by(&self, pairs: u32) -> f64 {
-        f64::from(pairs) * self.lost_in(self.washout + self.measured)
+    /// Whether so many pairs cost little, to be without it for so long and the standstill of the switches.
+    fn is_cheap(&self, pairs: u32) -> bool {
+        let lost = f64::from(pairs) * self.lost_in(self.washout + self.measured);
+        let gain = self.effect.estimate.max(0.0);
+        lost <= gain / (1.0 + gain) * FRESH_EARNED_IN
     }
 
     /// Work that a pair costs that is off for so long (seconds).

@@ -186,7 +186,8 @@ impl Acted {
         let gain = self.gain.map_or(0.0, |g| g.best().max(0.0));
         let kept = self.kept_since.map_or(0.0, |since| (at - since).as_secs_f64());
         let lost = gain / (1.0 + gain) * self.probed.1.as_secs_f64();
-        (lost - super::MEASURED_AFRESH_S).max(0.0) / kept.max(1.0)
+        let afresh = gain / (1.0 + gain) * super::MEASURED_AFRESH_S;
+        (lost - afresh).max(0.0) / kept.max(1.0)
     }
 
     pub(super) fn is_placebo(&self) -> bool {
