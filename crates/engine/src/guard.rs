@@ -281,11 +281,7 @@ impl Guard {
     /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
     /// too much work, as they do where being off is what the change protects from.
     pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        if self.switchable
-            && !self.protects
-            && self.watch.in_probation()
-            && self.is_cheap(FRESH_PAIRS)
-        {
+        if self.switchable && !self.protects && self.watch.in_probation() && self.is_cheap(FRESH_PAIRS) {
             self.at_once = FRESH_PAIRS;
             self.next_probe = now;
         }

@@ -1019,22 +1019,26 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.engine.view().in_force.len(), 1);
 }
 
-#[test]
-fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
+/// With the blocks and levels of the daemon.
+fn usual_blocks() -> Policy {
     let usual = Policy::default();
-    let policy = Policy {
+    Policy {
         washout_min_s: usual.washout_min_s,
         measured_candidates_s: usual.measured_candidates_s,
         discovery: usual.discovery,
         ..policy()
-    };
-    let mut world = World::new(vec![plant("good", 0.10)], policy, Memory::default());
+    }
+}
+
+#[test]
+fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
+    let mut world = World::new(vec![plant("good", 0.10)], usual_blocks(), Memory::default());
     world.run_until(900, |world| world.told("by 16 pairs after the acceptance") > 0);
     let accepted_at = world.records[0].ended_unix;
     let took = 1_000_000 + world.second - accepted_at;
     // A pair is 3 s, and as much longer as it takes to the next sample.
     assert!((48..=80).contains(&took), "{took}");
-    let shown = world.engine.view().in_force[0].effect.clone().unwrap();
+    let shown = world.engine.view().in_force[0].effect.unwrap();
     let (lower, upper) = (shown.lower.unwrap(), shown.upper.unwrap());
     assert!(lower < 0.10 && 0.10 < upper && upper - lower < 0.02, "{shown:?}");
     let trial = world.verdicts[0].2.unwrap();
@@ -1047,7 +1051,7 @@ fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
 #[test]
 fn a_slowness_that_the_undo_leaves_is_found_to_be_no_gain() {
     for (loss, seconds) in [(0.06, 5), (0.06, 0)] {
-        let mut world = World::new(vec![plant("sore", 0.0)], policy(), Memory::default());
+        let mut world = World::new(vec![plant("sore", 0.0)], usual_blocks(), Memory::default());
         world.scar = Some((loss, seconds));
         world.run(6000);
         assert!(world.engine.view().in_force.is_empty(), "{:#?}", world.stories);
@@ -1060,7 +1064,7 @@ fn a_slowness_that_the_undo_leaves_is_found_to_be_no_gain() {
         }
     }
     // A gain beside it stays.
-    let mut world = World::new(vec![plant("both", 0.10)], policy(), Memory::default());
+    let mut world = World::new(vec![plant("both", 0.10)], usual_blocks(), Memory::default());
     world.scar = Some((0.02, 5));
     world.run(6000);
     assert_eq!(world.engine.view().in_force.len(), 1, "{:#?}", world.stories);
