@@ -23,16 +23,13 @@ use homeostat_model::{
 };
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::onset::Onset;
+use homeostat_statistics::schedule::{SETTLING_CONSTANTS, SWITCH_MARGIN};
 use homeostat_statistics::staged::StagedAdvice;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
 use std::collections::BTreeSet;
 
 /// A switch may take this many times the washout before the experiment gives up on it.
 const SWITCH_PATIENCE: u64 = 20;
-/// The washout covers this many times the slowest switch seen …
-const SWITCH_MARGIN: f64 = 1.25;
-/// … plus this many time constants of the effect: in a block of the shortest length that follows, 85 % of it shows.
-pub(crate) const SETTLING_CONSTANTS: f64 = 1.5;
 /// A longer time constant than this is mostly the time that the change itself takes (pages that move), which the slowest
 /// switch seen tells better.
 const EFFECT_SETTLING_MAX: Nanoseconds = Nanoseconds::from_millis(1500);

@@ -2,7 +2,7 @@
 
 use crate::blocks::{Lengths, Objective};
 use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
-use crate::experiment::{Experiment, Need, Phase, SETTLING_CONSTANTS, Setup};
+use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::{self, Meaning};
 use crate::meters;
@@ -23,6 +23,7 @@ use homeostat_model::{
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::schedule::SETTLING_CONSTANTS;
 use homeostat_statistics::staged;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1034,7 +1034,7 @@ fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
     let took = 1_000_000 + world.second - accepted_at;
     // A pair is 3 s, and as much longer as it takes to the next sample.
     assert!((48..=80).contains(&took), "{took}");
-    let shown = world.engine.view().in_force[0].effect.clone().unwrap();
+    let shown = world.engine.view().in_force[0].effect.unwrap();
     let (lower, upper) = (shown.lower.unwrap(), shown.upper.unwrap());
     assert!(lower < 0.10 && 0.10 < upper && upper - lower < 0.02, "{shown:?}");
     let trial = world.verdicts[0].2.unwrap();
