@@ -6,6 +6,7 @@
 use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective};
 use crate::coins::Coins;
 use crate::control::Beside;
+use crate::harm::{By, Hurt};
 use crate::losses::Rereads;
 use crate::meaning::{LastLook, Meaning};
 use crate::panel::{self, Gauge, Guardrail, Member, Panel};
@@ -15,7 +16,7 @@ use crate::recovery::{self, Recovery};
 use crate::retrace::{Traced, is_told};
 use crate::rollout::{Piece, ROUND_TRIPS_FROM, Staged, StagedState};
 use crate::series::{EDGE_TOLERANCE, Series, Sums};
-use crate::spans::{self, SpanRail};
+use crate::spans::SpanRail;
 use crate::trials::left_out_for;
 use homeostat_model::{
     ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, Fingerprint, MeterId, Nanoseconds,
@@ -495,6 +496,22 @@ impl Experiment {
                     meaning.observe_slot(series, span);
                 }
             }
+            // What their meters tell of the time before the slot is not this slot's.
+            let left_out = self.setup.lag;
+            let own_from =
+                |member: &Member, series: &Series| member.own_from(series, span.from, left_out, span.to);
+            for rail in &mut self.rails {
+                if let Some(series) = series(rail.workload()) {
+                    let from = own_from(rail.member(), series);
+                    rail.observe_slot(series, span, from);
+                }
+            }
+            for rail in &mut self.spans {
+                if let Some(series) = series(rail.workload()) {
+                    let from = own_from(rail.member(), series);
+                    rail.observe_slot(series, span, from);
+                }
+            }
         }
         // At the end of a stage its loss is asked for first.
         let asks = !slots.is_empty() && !matches!(state, StagedState::Complete);
@@ -575,7 +592,17 @@ impl Experiment {
         let effect = self.effect();
         let parameters = &self.setup.parameters;
         let needed = 1.0 / parameters.alpha;
-        if capital >= needed && estimate.theta >= parameters.gate && !moving {
+        let is_proven = capital >= needed && estimate.theta >= parameters.gate && !moving;
+        let hurt = if is_proven {
+            let gained = Some(panel::log_gain(effect.lower));
+            self.hurt(By::Slots, panel::GUARDRAIL_LEVEL, gained)
+        } else {
+            self.hurt(By::Slots, panel::GUARDRAIL_LEVEL_EARLY, None)
+        };
+        if let Some(hurt) = hurt {
+            return self.end_by_harm(now, effect, hurt);
+        }
+        if is_proven {
             let look = LastLook {
                 gain: panel::log_gain(effect.estimate),
                 share: s.shares.get(stage).copied().unwrap_or(1.0),
@@ -777,41 +804,14 @@ impl Experiment {
             panel::GUARDRAIL_LEVEL_EARLY
         };
         let asked_level = level;
-        // However many neighbours there are, half of it is left to those whose program is tried.
-        let asked = |neighbours: bool| {
-            let rails = self.rails.iter().filter(|r| r.is_neighbour() == neighbours);
-            let spans = self.spans.iter();
-            let spans = spans.filter(|s| s.is_neighbour() == neighbours && s.speaks());
-            rails.count() + spans::QUESTIONS * spans.count()
-        };
-        let (own, others) = (asked(false), asked(true));
-        let share = if own > 0 && others > 0 { 0.5 } else { 1.0 };
-        let level = |is_neighbour: bool| {
-            let asked = if is_neighbour { others } else { own };
-            level * share / asked.max(1) as f64
-        };
         let gained = (decision == Decision::Benefit).then(|| panel::log_gain(effect.lower));
-        let hurt = self
-            .rails
-            .iter()
-            .find_map(|r| Some((r.is_neighbour(), r.hurt(level(r.is_neighbour()), gained)?)))
-            .or_else(|| {
-                let hurt = |s: &SpanRail| {
-                    let text = s.hurt(self.span_rise_max, level(s.is_neighbour()), gained.is_some())?;
-                    Some((s.is_neighbour(), text))
-                };
-                self.spans.iter().find_map(hurt)
-            })
-            .or_else(|| Some((true, self.beside.hurt(asked_level)?)));
-        if let Some((neighbour, hurt)) = hurt {
-            self.hindered = neighbour;
-            // Which neighbours there are is chance: the change itself may be good another time.
-            let verdict = if neighbour {
-                Verdict::Inconclusive
-            } else {
-                Verdict::Harmful
-            };
-            return self.conclude(now, verdict, format!("{effect}, but {hurt}"));
+        // A part on round trips: what the stages say of others is asked, too.
+        let by_stages = gained.is_some() && self.trip.is_some();
+        let level = if by_stages { level / 2.0 } else { level };
+        let hurt = self.hurt(By::Blocks, level, gained);
+        let hurt = hurt.or_else(|| by_stages.then(|| self.hurt(By::Slots, level, gained))?);
+        if let Some(hurt) = hurt {
+            return self.end_by_harm(now, effect, hurt);
         }
         // After what others and response times say, which other readings tell; before a gain is believed. A loss is one either way.
         let asked = self.meanings.iter().filter(|m| m.watches()).count().max(1) as f64;
@@ -882,6 +882,18 @@ impl Experiment {
                 )
             }
         }
+    }
+
+    /// Ends it for the sake of somebody who lost by it.
+    fn end_by_harm(&mut self, now: Nanoseconds, effect: Effect, hurt: Hurt) -> Need {
+        self.hindered = hurt.is_neighbour;
+        // Which neighbours there are is chance: the change itself may be good another time.
+        let verdict = if hurt.is_neighbour {
+            Verdict::Inconclusive
+        } else {
+            Verdict::Harmful
+        };
+        self.conclude(now, verdict, format!("{effect}, but {}", hurt.text))
     }
 
     fn begin(&mut self, now: Nanoseconds) -> Need {

@@ -284,7 +284,12 @@ impl Guard {
 
     /// Work that a pair costs that is off for so long (seconds).
     fn lost_in(&self, off: Nanoseconds) -> f64 {
-        schedule::lost_by_s(1, self.effect.estimate, off.as_secs_f64(), self.stall.as_secs_f64())
+        schedule::lost_by_s(
+            1,
+            self.effect.estimate,
+            off.as_secs_f64(),
+            self.stall.as_secs_f64(),
+        )
     }
 
     /// Who is contained may lose what is sure to be gained by it.

@@ -66,6 +66,18 @@ pub(crate) struct SlotSpan {
     pub(crate) to: Nanoseconds,
 }
 
+impl SlotSpan {
+    /// What it showed.
+    pub(crate) fn seen(self, value: f64) -> Seen {
+        Seen {
+            stage: self.stage,
+            slot: self.slot,
+            share: self.share,
+            value,
+        }
+    }
+}
+
 /// What is asked of the slots of a rollout before it is accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LastLook {
@@ -151,12 +163,7 @@ impl Meaning {
     /// The same over a slot of a rollout, in which so large a share of the change was in force.
     pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan) {
         if let Some(value) = self.read(series, of.from, of.to) {
-            self.slots.push(Seen {
-                stage: of.stage,
-                slot: of.slot,
-                share: of.share,
-                value,
-            });
+            self.slots.push(of.seen(value));
         }
     }
 

@@ -13,9 +13,11 @@
 //! work per second of that member, which is a guardrail.
 
 use crate::blocks::{COVERAGE_MIN, Objective};
+use crate::meaning::SlotSpan;
 use crate::series::{Series, Sums};
 use homeostat_model::{Effect, Fingerprint, MeterId, Nanoseconds, WorkloadId};
 use homeostat_statistics::robust::{exp_m1, ln, variance};
+use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::{self, Comparison, Proof};
 use std::sync::Arc;
 
@@ -360,6 +362,8 @@ pub(crate) struct Guardrail {
     concedes: Option<f64>,
     on: Vec<f64>,
     off: Vec<f64>,
+    /// What the slots of a rollout showed.
+    slots: Vec<staged::Seen>,
 }
 
 impl Guardrail {
@@ -374,6 +378,7 @@ impl Guardrail {
             concedes: None,
             on: Vec::new(),
             off: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -425,6 +430,22 @@ impl Guardrail {
                 self.off.push(score);
             }
         }
+    }
+
+    /// Reads its score over a slot of a rollout that ended. Readings before `from` belong to the time before the slot.
+    pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan, from: Nanoseconds) {
+        let sums = series.sums(&self.member.meter, from, of.to);
+        if let Some(value) = self.member.measured(&sums, of.to - from) {
+            self.slots.push(of.seen(value));
+        }
+    }
+
+    /// What to say when the whole change hurts it by the slots of a rollout, at this level (one-sided). `gained`: see
+    /// [`Guardrail::hurt`].
+    pub(crate) fn hurt_in_stages(&self, level: f64, gained: Option<f64>) -> Option<String> {
+        let fall = allowed_fall(self.concedes, gained);
+        let change = staged::fell_with_the_share(&self.slots, fall, level, GUARDRAIL_ERROR_MIN)?;
+        Some(self.lost(change))
     }
 
     /// Its own change (log units) and the standard error of that; `None` with too few blocks.

@@ -847,9 +847,9 @@ impl Engine {
         Some(experiment_id)
     }
 
-    /// How long those that are tried and their neighbours work at once, as guardrails. Those judge switchback trials.
+    /// How long those that are tried and their neighbours work at once, as guardrails.
     fn span_rails(&self, experiment: &Experiment) -> Vec<SpanRail> {
-        if experiment.setup.kind != ExperimentKind::Switchback || self.policy.span_rise_max <= 0.0 {
+        if experiment.setup.kind == ExperimentKind::Placebo || self.policy.span_rise_max <= 0.0 {
             return Vec::new();
         }
         let members = busiest(&experiment.setup.panel);
