@@ -26,6 +26,7 @@ use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::onset::Onset;
 use homeostat_statistics::schedule::{SETTLING_CONSTANTS, SWITCH_MARGIN};
 use homeostat_statistics::staged::StagedAdvice;
+use homeostat_statistics::trimmed::Comparison;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
 use std::collections::BTreeSet;
 
@@ -58,10 +59,9 @@ const RECOVERY_MARGIN: Nanoseconds = Nanoseconds::from_secs(1);
 /// A block is measured at least this share of its washout, or most of the trial would be waiting …
 const MEASURED_SHARE: f64 = 0.5;
 
-/// The interval of a rollout's estimate reaches this many standard errors to either side …
-const ROLLOUT_ERRORS: f64 = 1.645;
-/// … which is this confidence if its noise model is right and at one look only. The verdict does not rest on it.
-const ROLLOUT_CONFIDENCE: f64 = 0.90;
+/// The interval of a rollout's estimate reaches this many of its standard errors to either side. Simulated with a history
+/// of 24 slots, it holds the truth in 88–96 % of rollouts (white, heavy, wandering noise), and in 58 % where the load steps.
+const ROLLOUT_ERRORS: f64 = 2.5;
 /// Largest level of the trial that ends a rollout by round trips.
 const ALPHA_MAX: f64 = 0.5;
 /// CPU time counts as saved when it is proven by so many standard errors …
@@ -612,8 +612,9 @@ impl Experiment {
                 return self.give_up(now, why);
             }
             let reason = format!(
-                "evidence {capital:.0} (needed {needed:.0}) in {} of {stages} stages",
-                stage + 1
+                "evidence {capital:.0} (needed {needed:.0}) in {} of {stages} stages{}",
+                stage + 1,
+                self.not_excluded(By::Slots)
             );
             return self.conclude(now, Verdict::Accepted, reason);
         }
@@ -848,7 +849,7 @@ impl Experiment {
                     self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len(),
-                    self.beside.told() + &self.price()
+                    self.beside.told() + &self.price() + &self.not_excluded(By::Blocks)
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {
@@ -1044,7 +1045,7 @@ impl Experiment {
                 estimate: e.effect,
                 lower: end(-1.0),
                 upper: end(1.0),
-                confidence: ROLLOUT_CONFIDENCE,
+                confidence: panel::INTERVAL_CONFIDENCE,
             };
         }
         let e = self.trial.estimate();
@@ -1066,15 +1067,15 @@ impl Experiment {
         seen.work
             .change()
             .zip(seen.cpu.change())
-            .is_some_and(|((work, _), (saved, error))| {
-                saved >= panel::GUARDRAIL_FALL
-                    && saved >= SAVED_ERRORS * error
-                    && work.abs() <= saved * WORK_STAYED
+            .is_some_and(|(work, saved)| {
+                saved.change >= panel::GUARDRAIL_FALL
+                    && saved.change >= SAVED_ERRORS * saved.error
+                    && work.change.abs() <= saved.change * WORK_STAYED
             })
     }
 
-    /// What a member of a joint trial gained by itself (log units), and the standard error of that.
-    pub(crate) fn own_change(&self, member: &Member) -> Option<(f64, f64)> {
+    /// What a member of a joint trial gained by itself (log units).
+    pub(crate) fn own_change(&self, member: &Member) -> Option<Comparison> {
         self.rails.iter().find(|r| r.is_of(member))?.change()
     }
 

@@ -430,7 +430,7 @@ mod tests {
         let text = account.to_string();
         assert!(
             text.starts_with(
-                "sockets.segments for each of io.write_calls, over 16 blocks: -16.2 to +71.8 % with"
+                "sockets.segments for each of io.write_calls, over 16 blocks: -12.5 to +64.6 % with"
             ) && text.ends_with("-50.0 to -50.0 % in the last blocks against those before"),
             "{text}"
         );

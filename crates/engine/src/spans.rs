@@ -14,8 +14,9 @@
 //! of all those of whom the trial has shown how much their spans vary by themselves.
 
 use crate::blocks::COVERAGE_MIN;
+use crate::harm::By;
 use crate::meaning::SlotSpan;
-use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between};
+use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between, largest_fall};
 use crate::series::Series;
 use homeostat_model::experiment::time_in_words;
 use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
@@ -198,6 +199,36 @@ impl SpanRail {
                 share.words(),
             ))
         })
+    }
+
+    /// The largest rise of its longest spans (log units) that these readings do not exclude, as long as they are or for the
+    /// work done in them. `None` with too few of them.
+    pub(crate) fn not_excluded(&self, by: By) -> Option<f64> {
+        let [share, ..] = SHARES;
+        let largest = |length: fn(&Seen, Share) -> f64| -> Option<f64> {
+            let shortness = |arm: &[Seen]| arm.iter().map(|s| -length(s, share)).collect::<Vec<f64>>();
+            let found = match by {
+                By::Blocks if self.speaks() => trimmed::welch(&shortness(&self.on), &shortness(&self.off)),
+                By::Blocks => None,
+                By::Slots => {
+                    let slots = self.slots.iter().map(|(of, seen)| of.seen(-length(seen, share)));
+                    staged::moved_with_the_share(&slots.collect::<Vec<_>>())
+                }
+            };
+            found.map(largest_fall)
+        };
+        Some(largest(Seen::length)?.min(largest(Seen::length_for_its_work)?))
+    }
+
+    /// A rise in words.
+    pub(crate) fn takes_up_to(&self, rise: f64) -> String {
+        let [share, ..] = SHARES;
+        format!(
+            "{}: {} takes up to {:.0} % longer",
+            self.member.workload,
+            share.words(),
+            exp_m1(rise) * 100.0
+        )
     }
 
     /// Whether it has seen enough to say something.

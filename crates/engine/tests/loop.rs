@@ -1238,6 +1238,12 @@ fn longer_spans_of_a_neighbour_are_no_gain_and_nobody_s_fault() {
         "{:?}",
         record.spans
     );
+    assert!(
+        record.reason.contains("; not excluded (95 % confidence): ")
+            && record.reason.contains("beside loses up to"),
+        "{}",
+        record.reason
+    );
     let record = trial(2.0);
     assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
     assert!(
@@ -2673,6 +2679,12 @@ fn a_neighbour_that_loses_nothing_stops_no_one_way_change() {
             record.verdict,
             Some(Verdict::Accepted),
             "{seed}: {}",
+            record.reason
+        );
+        // What is not proven is not excluded.
+        assert!(
+            record.reason.contains("; not excluded (95 % confidence): "),
+            "{}",
             record.reason
         );
     }
