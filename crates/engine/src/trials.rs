@@ -2,7 +2,7 @@
 
 use crate::blocks::{Lengths, Objective};
 use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
-use crate::experiment::{Experiment, Need, Phase, SETTLING_CONSTANTS, Setup};
+use crate::experiment::{Experiment, Need, Phase, Setup};
 use crate::guard::{self, Guard, PROPOSAL_STALE};
 use crate::meaning::{self, Meaning};
 use crate::meters;
@@ -23,7 +23,9 @@ use homeostat_model::{
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::schedule::SETTLING_CONSTANTS;
 use homeostat_statistics::staged;
+use homeostat_statistics::trimmed::Comparison;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A change must reach at least this share of what it aimed at to be worth testing.
@@ -846,9 +848,9 @@ impl Engine {
         Some(experiment_id)
     }
 
-    /// How long those that are tried and their neighbours work at once, as guardrails. Those judge switchback trials.
+    /// How long those that are tried and their neighbours work at once, as guardrails.
     fn span_rails(&self, experiment: &Experiment) -> Vec<SpanRail> {
-        if experiment.setup.kind != ExperimentKind::Switchback || self.policy.span_rise_max <= 0.0 {
+        if experiment.setup.kind == ExperimentKind::Placebo || self.policy.span_rise_max <= 0.0 {
             return Vec::new();
         }
         let members = busiest(&experiment.setup.panel);
@@ -1928,7 +1930,7 @@ impl Engine {
     /// a reason that lies in the whole.
     fn goes_on_alone(&self, e: &Experiment, verdict: Verdict, m: &Member) -> bool {
         let gate = e.setup.parameters.gate;
-        let lost = |(change, error): (f64, f64)| change <= -gate && change <= -LOST_ERRORS * error;
+        let lost = |own: Comparison| own.change <= -gate && own.change <= -LOST_ERRORS * own.error;
         let open = !e.own_change(m).is_some_and(lost);
         let cut_short =
             verdict == Verdict::Aborted && (e.own_end || !e.orphans.is_empty() || !e.blamed.is_empty());
@@ -1953,7 +1955,7 @@ impl Engine {
             } else {
                 verdict
             },
-            effect: e.own_change(m).map(|(change, error)| own_effect(change, error)),
+            effect: e.own_change(m).map(panel::effect_of),
         };
         panel.members().iter().map(outcome).collect()
     }
@@ -1965,10 +1967,10 @@ impl Engine {
         for m in living {
             let id = &m.workload;
             let own = e.own_change(m);
-            let own_text = own.map_or_else(String::new, |(change, _)| {
+            let own_text = own.map_or_else(String::new, |own| {
                 format!(
                     " ({:+.1} % of its own)",
-                    homeostat_statistics::robust::exp_m1(change) * 100.0
+                    homeostat_statistics::robust::exp_m1(own.change) * 100.0
                 )
             });
             let text = format!(
@@ -1989,7 +1991,7 @@ impl Engine {
             }
             if !self.goes_on_alone(e, verdict, m) {
                 if verdict != Verdict::Aborted {
-                    let effect = own.map_or(e.effect(), |(change, error)| own_effect(change, error));
+                    let effect = own.map_or(e.effect(), panel::effect_of);
                     self.remember(e, std::slice::from_ref(m), verdict, effect);
                 }
                 self.refuse_tried(e, id, verdict, text);
@@ -2209,16 +2211,5 @@ fn mean_effect(panel: &Panel, of: impl Iterator<Item = Effect>) -> Effect {
         lower: mean(|e| e.lower),
         upper: mean(|e| e.upper),
         confidence: effects.iter().map(|e| e.confidence).fold(1.0, f64::min),
-    }
-}
-
-/// What a member of a joint trial showed by itself. The interval is one of two standard errors at one look.
-fn own_effect(change: f64, error: f64) -> Effect {
-    let end = homeostat_statistics::robust::exp_m1;
-    Effect {
-        estimate: end(change),
-        lower: end(change - 2.0 * error),
-        upper: end(change + 2.0 * error),
-        confidence: 0.90,
     }
 }

@@ -19,12 +19,11 @@ use homeostat_model::{Effect, Nanoseconds, Verdict, WorkloadId};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::fresh::Fresh;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
-use homeostat_statistics::robust::{exp_m1, ln, ln_1p, mean};
+use homeostat_statistics::robust::{exp_m1, ln, mean};
 use homeostat_statistics::scar::{Scar, ScarState};
+use homeostat_statistics::schedule::{self, FRESH_PAIRS, GAIN_MIN, SCAR_PAIRS_MAX};
 use std::collections::VecDeque;
 
-/// The guard raises its alarm when the gain falls below this (log units).
-const HOLDBACK_FLOOR: f64 = 0.01;
 /// What a probe block that the circuit breaker ended counts as, at least, and a block in which a program rested that
 /// worked in the other: a loss of this many scales.
 const BROKEN_SCALES: f64 = 4.0;
@@ -36,19 +35,6 @@ const SUSPECT_LEVEL: f64 = 3.0;
 const BREAKER_COVERAGE: f64 = 0.8;
 /// Confidence of the gain that is told.
 const FRESH_CONFIDENCE: f64 = 0.90;
-/// So many pairs, their number fixed beforehand, tell how much is gained: on noisy machines the interval is some ten points wide. A
-/// gain that is then below the gate goes.
-pub(crate) const FRESH_PAIRS: u32 = 16;
-/// The probation has as many pairs as it takes to tell the gain to within so much (its whole interval, relative) …
-const TOLD_WIDTH: f64 = 0.06;
-/// … but so many at most.
-const PROBATION_PAIRS_MAX: u32 = 120;
-/// Length of that interval for one pair in standard deviations: 1.645 to either side, and a seventh more since the deviation is not
-/// known.
-const WIDTH_IN_SPREADS: f64 = 3.8;
-/// Pairs after which a change goes that has not shown a gain in blocks that begin late: on the noisiest machine that was recorded a
-/// gain of 3 % is shown in a third of them.
-const SCAR_PAIRS_MAX: u32 = 1500;
 /// Differences that what is said is the mean of.
 const RECENT_MAX: usize = 8;
 /// Smallest scale of a pair's difference of a neighbour (log units); its meter was judged over longer blocks.
@@ -219,12 +205,8 @@ impl Watch {
             scales,
             breakers,
         };
-        let width = WIDTH_IN_SPREADS * noise.spread * (1.0 + e.effect().estimate.max(0.0));
-        let told_after = (width / TOLD_WIDTH).powi(2).ceil() as u32;
-        let pairs = match probation_pairs {
-            0 => 0,
-            asked => asked.max(told_after.saturating_sub(FRESH_PAIRS).min(PROBATION_PAIRS_MAX)),
-        };
+        let gain = e.effect().estimate;
+        let pairs = schedule::probation_pairs(probation_pairs, noise.spread, gain);
         let mut watch = Self::of(panel, noise, rails, pairs, floor);
         watch.spans = e
             .spans
@@ -249,7 +231,7 @@ impl Watch {
             probation: Probation::new(probation_pairs, noise.spread),
             probation_pairs,
             // Alarm when the gain is lost, not only when it has become a loss.
-            detector: Holdback::below(HOLDBACK_FLOOR, noise.scale),
+            detector: Holdback::below(GAIN_MIN, noise.scale),
             rails,
             spans: Vec::new(),
             reader: None,
@@ -361,7 +343,7 @@ impl Watch {
     /// Forgets what was seen: what is probed is another from now on.
     pub(crate) fn start_over(&mut self) {
         self.probation = Probation::new(self.probation_pairs, self.spread);
-        self.detector = Holdback::below(HOLDBACK_FLOOR, self.scale);
+        self.detector = Holdback::below(GAIN_MIN, self.scale);
         for r in &mut self.rails {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
@@ -603,8 +585,8 @@ impl Watch {
         let scar = self.learn(whole.filter(|_| weight >= QUORUM), rested, is_long);
         let mut hurt = None;
         // Of small stakes the level rises to that by itself: a pair that gained is no reason to look again.
-        let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < HOLDBACK_FLOOR)
-            || difference < HOLDBACK_FLOOR - SUSPECT_SCALES * self.scale;
+        let mut suspicious = (self.detector.level() >= SUSPECT_LEVEL && difference < GAIN_MIN)
+            || difference < GAIN_MIN - SUSPECT_SCALES * self.scale;
         let said = said(&on.rails, &off.rails);
         let rails = self.beside().max(1) as f64;
         for (r, said) in self.rails.iter_mut().zip(said) {
@@ -689,7 +671,7 @@ impl Watch {
             (Some(ScarState::Open), _) if self.fresh.count() >= SCAR_PAIRS_MAX => Some(
                 "no gain is proven in blocks that begin late, so it may be a slowness that the undo leaves".to_owned(),
             ),
-            (_, Some(told)) if ln_1p(told.upper) < HOLDBACK_FLOOR => {
+            (_, Some(told)) if schedule::is_too_small(told.upper) => {
                 Some(format!("the gain is {told}, too little"))
             }
             _ => None,

@@ -774,12 +774,28 @@ impl World {
             }
         }
         for (effector, victim, loss) in &self.hurts {
-            let by_others = self.changed_by(effector).iter().any(|w| w.as_str() != *victim);
-            if *victim == plant.name && by_others {
-                factor *= 1.0 - loss;
+            if *victim == plant.name {
+                factor *= (1.0 - loss).powf(self.made_by_others(effector, victim));
             }
         }
         factor
+    }
+
+    /// Share of the changes of an effector that are made on others.
+    fn made_by_others(&self, effector: &str, victim: &str) -> f64 {
+        let all = |w: &WorkloadId| {
+            let plant = self.plants.iter().find(|p| p.name == w.as_str())?;
+            plant.gains.iter().find(|g| g.0 == effector).map(|g| g.2)
+        };
+        let mut shares: BTreeMap<&WorkloadId, f64> = BTreeMap::new();
+        for (id, (w, on)) in &self.on {
+            let action = self.actions.get(id).filter(|a| a.effector.as_str() == effector);
+            if let Some(action) = action.filter(|_| *on && w.as_str() != victim) {
+                let share = all(w).map_or(1.0, |all| size(&action.target) / all);
+                *shares.entry(w).or_default() += share;
+            }
+        }
+        shares.into_values().fold(0.0, f64::max).min(1.0)
     }
 
     /// By what work per CPU second is multiplied in this second.
@@ -836,8 +852,9 @@ impl World {
         } else {
             (1.0, 1.0)
         };
-        let by_others = self.on.values().any(|(w, on)| w.as_str() != plant.name && *on);
-        let tail = if by_others { tail * spanned.by_others } else { tail };
+        let effectors: BTreeSet<&str> = self.actions.values().map(|a| a.effector.as_str()).collect();
+        let made = effectors.into_iter().map(|e| self.made_by_others(e, plant.name));
+        let tail = tail * spanned.by_others.powf(made.fold(0.0, f64::max));
         let wobble = (spanned.noise * self.noise()).exp();
         let mut histogram = SpanHistogram::default();
         let number = (0.3 * rate / together) as u64;
@@ -1224,6 +1241,12 @@ fn longer_spans_of_a_neighbour_are_no_gain_and_nobody_s_fault() {
             .any(|s| s.workload.as_str() == "beside" && s.p99.is_some()),
         "{:?}",
         record.spans
+    );
+    assert!(
+        record.reason.contains("; not excluded (95 % confidence): ")
+            && record.reason.contains("beside loses up to"),
+        "{}",
+        record.reason
     );
     let record = trial(2.0);
     assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
@@ -2604,6 +2627,71 @@ fn one_way(gain: f64, noise: f64, seconds: u64, seed: u64) -> World {
     let mut world = World::with(strategies, vec![plant], policy, Memory::default());
     world.slow.insert("pages", seconds);
     world
+}
+
+/// The same beside a neighbour that loses this share of its work when all of it is moved, and whose long spans get so many
+/// times as long.
+fn one_way_beside(loss: f64, by_others: f64, seed: u64) -> World {
+    let mut world = one_way(0.40, 0.01, 2, seed);
+    world.plants.push(Plant {
+        spans: Some(Spanned { by_others, ..SPANNED }),
+        ..plant("beside", 0.0)
+    });
+    let strategy = Custom {
+        reversible: false,
+        ..custom("pages", vec![pages(100), pages(150), pages(250), pages(500)])
+    };
+    let policy = Policy { seed, ..policy() };
+    let strategies: Vec<Box<dyn Strategy>> = vec![Box::new(Sparing(strategy, "beside"))];
+    let mut world = World::with(strategies, world.plants, policy, Memory::default());
+    world.slow.insert("pages", 2);
+    world.hurts = vec![("pages", "beside", loss)];
+    world.run_until(1500, |w| !w.records.is_empty());
+    world
+}
+
+#[test]
+fn a_one_way_change_is_not_accepted_at_the_cost_of_a_neighbour() {
+    for seed in [42, 7, 8] {
+        let record = one_way_beside(0.08, 1.0, seed).records[0].clone();
+        assert_eq!(record.kind, ExperimentKind::StagedRollout);
+        assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
+        assert!(
+            record.reason.contains("beside lost") && record.reason.contains("work per second"),
+            "{}",
+            record.reason
+        );
+    }
+}
+
+#[test]
+fn a_one_way_change_is_not_accepted_where_a_neighbour_answers_later() {
+    let record = one_way_beside(0.0, 2.0, 42).records[0].clone();
+    assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
+    assert!(
+        record.reason.contains("beside: 99 of 100 of its spans"),
+        "{}",
+        record.reason
+    );
+}
+
+#[test]
+fn a_neighbour_that_loses_nothing_stops_no_one_way_change() {
+    for seed in 1..=20 {
+        let record = one_way_beside(0.0, 1.0, seed).records[0].clone();
+        assert_eq!(
+            record.verdict,
+            Some(Verdict::Accepted),
+            "{seed}: {}",
+            record.reason
+        );
+        // What is not proven is not excluded.
+        assert!(
+            record.reason.contains("; not excluded (95 % confidence): "),
+            "{}",
+            record.reason
+        );
+    }
 }
 
 #[test]

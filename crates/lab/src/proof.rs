@@ -98,18 +98,9 @@ struct Procedure {
     #[arg(long, value_name = "SECONDS")]
     history: Option<f64>,
     /// Probe pairs right after an accept.
-    #[arg(long, value_name = "N", default_value_t = 12)]
-    fresh_pairs: u32,
-    /// The long washout of probe pairs is this many times the short one.
-    #[arg(long, value_name = "FACTOR")]
-    long: Option<f64>,
-    /// Probability of the long washout.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
-    long_share: f64,
-    /// Give all fresh pairs the short washout.
-    #[arg(long)]
-    fresh_short: bool,
-    /// Probe pairs of the probation.
+    #[arg(long, value_name = "N")]
+    fresh_pairs: Option<u32>,
+    /// Fewest pairs of the probation, those right after the accept included.
     #[arg(long, value_name = "N")]
     probation_pairs: Option<u32>,
     /// Confidence of the shown intervals.
@@ -190,10 +181,7 @@ impl Proof {
         rules.history_s = self.procedure.history.unwrap_or(rules.history_s);
         rules.probation_pairs = self.procedure.probation_pairs.unwrap_or(rules.probation_pairs);
         rules.switch_s = self.procedure.switch;
-        rules.fresh_pairs = self.procedure.fresh_pairs;
-        rules.long_share = self.procedure.long_share;
-        rules.long = self.procedure.long.unwrap_or(rules.long);
-        rules.fresh_washouts = !self.procedure.fresh_short;
+        rules.fresh_pairs = self.procedure.fresh_pairs.unwrap_or(rules.fresh_pairs);
         rules.confidence = self.procedure.confidence;
         Options {
             seed: self.seed,

@@ -50,7 +50,8 @@ words!(
     }
 );
 
-/// An estimated relative change of the objective with its time-uniform confidence interval; 0.05 = +5 %.
+/// An estimated relative change of the objective with its interval; 0.05 = +5 %. That of a trial is time-uniform, that of fresh
+/// pairs exact. Others (members, spans, meanings, rollouts) hold at one check.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
     /// Best estimate.
@@ -133,8 +134,7 @@ pub struct MemberOutcome {
     /// What is remembered of it: the verdict of the whole, or [`Verdict::Aborted`] when nothing is held against it and it
     /// is tried again.
     pub verdict: Verdict,
-    /// Its own effect; `None` with too few blocks. The interval is one of two standard errors at one look: the verdict does
-    /// not rest on it.
+    /// Its own effect; `None` with too few blocks. Student's interval, 90 % at one check: the verdict does not rest on it.
     pub effect: Option<Effect>,
 }
 
@@ -150,7 +150,7 @@ pub struct SpanChange {
     /// Standard deviation between the blocks that were off, as a share.
     #[serde(with = "crate::units::any_number")]
     pub noise: f64,
-    /// By how much longer they were with it (0.2 = a fifth), with an interval of two standard errors at one look.
+    /// By how much longer they were with it (0.2 = a fifth), with Student's interval, 90 % at one check.
     pub longer: Effect,
     /// The same for each unit of work that was done in them.
     pub longer_for_its_work: Effect,
@@ -222,7 +222,7 @@ pub struct MeaningAccount {
     pub blocks_on: u32,
     /// Blocks without.
     pub blocks_off: u32,
-    /// By how much the ratio was another with the change than without, with an interval of two standard errors at one look; `None` with
+    /// By how much the ratio was another with the change than without, with Student's interval, 90 % at one check. `None` with
     /// too few blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Effect>,

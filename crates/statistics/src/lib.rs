@@ -15,6 +15,7 @@
 //! | [`control`] | which noise did others see as well, so that it can be taken out? |
 //! | [`fresh`] | how large is an accepted gain, exactly? |
 //! | [`scar`] | is the gain only a scar of the undo? |
+//! | [`schedule`] | which pairs follow an acceptance? |
 //! | [`guard`] | does an accepted gain last? |
 //! | [`breaker`] | must this block be ended at once? |
 //! | [`trimmed`] | did somebody else lose by it? |
@@ -31,6 +32,7 @@ pub mod guard;
 pub mod onset;
 pub mod robust;
 pub mod scar;
+pub mod schedule;
 pub mod simulation;
 pub mod staged;
 pub mod switchback;

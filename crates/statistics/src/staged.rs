@@ -402,13 +402,81 @@ pub struct Seen {
     pub value: f64,
 }
 
+/// The drawn onsets must single a fall out by this many standard deviations, against those that might have been drawn.
+const ONSET_ERRORS: f64 = 1.645;
+
+/// The change of the whole, if that is a fall of at least `fall` and proven twice. The first proof is that of
+/// [`moved_with_the_share`] at this level (one-sided, with at least the error `error_min`). It takes the noise within a
+/// stage for white around a trend. The second asks the random onsets, and takes no noise for granted.
+pub fn fell_with_the_share(slots: &[Seen], fall: f64, level: f64, error_min: f64) -> Option<f64> {
+    let found = moved_with_the_share(slots)?;
+    let has_fallen = found.fell(fall, level, error_min) && against_other_onsets(slots) <= -ONSET_ERRORS;
+    has_fallen.then_some(found.change)
+}
+
+/// How far the values follow the drawn onsets more than the eight that might have been drawn in each stage, in standard
+/// deviations over all of them. 0 when nothing can be said.
+fn against_other_onsets(slots: &[Seen]) -> f64 {
+    let (mut drawn, mut expected, mut variance) = (0.0, 0.0, 0.0);
+    for stage in stages_of(slots) {
+        let own: Vec<&Seen> = slots.iter().filter(|s| s.stage == stage).collect();
+        let Some((before, added)) = steps_of(&own) else {
+            continue;
+        };
+        let values = without_trend(&own);
+        let with = |is_on: &dyn Fn(&Seen) -> bool| -> f64 {
+            let on = own.iter().zip(&values).filter(|(s, _)| is_on(s));
+            added * on.map(|(_, v)| v).sum::<f64>()
+        };
+        drawn += with(&|s| s.share > before);
+        let might: Vec<f64> = (1..=ONSETS as u32)
+            .map(|onset| with(&|s| s.slot >= onset))
+            .collect();
+        let mean = might.iter().sum::<f64>() / ONSETS as f64;
+        expected += mean;
+        variance += might.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / ONSETS as f64;
+    }
+    if variance > 0.0 {
+        (drawn - expected) / variance.sqrt()
+    } else {
+        0.0
+    }
+}
+
+/// The share in force before the onset of a stage, and what its part adds. `None` if only one of both was seen.
+fn steps_of(own: &[&Seen]) -> Option<(f64, f64)> {
+    let shares = || own.iter().map(|s| s.share);
+    let before = shares().fold(f64::INFINITY, f64::min);
+    let added = shares().fold(f64::NEG_INFINITY, f64::max) - before;
+    (added > 0.0).then_some((before, added))
+}
+
+/// The values without the straight line that fits them best.
+fn without_trend(own: &[&Seen]) -> Vec<f64> {
+    let mean = |of: &dyn Fn(&Seen) -> f64| own.iter().map(|s| of(s)).sum::<f64>() / own.len().max(1) as f64;
+    let (slot, value) = (mean(&|s| f64::from(s.slot)), mean(&|s| s.value));
+    let sums = own.iter().fold((0.0, 0.0), |(tt, tv), s| {
+        let t = f64::from(s.slot) - slot;
+        (tt + t * t, tv + t * (s.value - value))
+    });
+    let slope = if sums.0 > 0.0 { sums.1 / sums.0 } else { 0.0 };
+    own.iter()
+        .map(|s| s.value - value - slope * (f64::from(s.slot) - slot))
+        .collect()
+}
+
+fn stages_of(slots: &[Seen]) -> Vec<u32> {
+    let mut stages: Vec<u32> = slots.iter().map(|s| s.stage).collect();
+    stages.sort_unstable();
+    stages.dedup();
+    stages
+}
+
 /// How far the seen values move with the whole change: least squares with a level for each stage and one slope over the
 /// shares in force. So a trend between or evenly within stages does not count as the change: the random onsets separate
 /// the two. `None` with too few slots, or if the onsets do not separate them.
 pub fn moved_with_the_share(slots: &[Seen]) -> Option<Comparison> {
-    let mut stages: Vec<u32> = slots.iter().map(|s| s.stage).collect();
-    stages.sort_unstable();
-    stages.dedup();
+    let stages = stages_of(slots);
     // Subtract each stage's mean.
     let mut within: Vec<[f64; 3]> = Vec::with_capacity(slots.len());
     for stage in &stages {
@@ -467,6 +535,60 @@ mod tests {
                 }
             })
             .collect()
+    }
+
+    /// How often a rollout of four stages shows a fall of 3 % or more at this level.
+    fn fallen(
+        effect: f64,
+        level: f64,
+        mut noise: impl FnMut(&mut Random) -> Box<dyn FnMut(&mut Random) -> f64>,
+    ) -> f64 {
+        const RUNS: u32 = 4000;
+        let shares = [0.0, 0.1, 0.25, 0.5, 1.0];
+        let mut random = Random::new(3);
+        let mut found = 0;
+        for _ in 0..RUNS {
+            let mut next = noise(&mut random);
+            let mut slots = Vec::new();
+            for stage in 0..4u32 {
+                let onset = 1 + (random.uniform() * 8.0) as u32;
+                for slot in 0..9u32 {
+                    let share = shares[stage as usize + usize::from(slot >= onset)];
+                    let value = effect * share + next(&mut random);
+                    slots.push(Seen {
+                        stage,
+                        slot,
+                        share,
+                        value,
+                    });
+                }
+            }
+            found += u32::from(fell_with_the_share(&slots, 0.03, level, 0.002).is_some());
+        }
+        f64::from(found) / f64::from(RUNS)
+    }
+
+    #[test]
+    fn nothing_is_rarely_taken_for_a_fall_whatever_the_noise() {
+        let white = fallen(0.0, 0.01, |_| Box::new(|r| 0.02 * r.gaussian()));
+        let heavy = fallen(0.0, 0.01, |_| Box::new(|r| 0.01 * r.heavy()));
+        let walk = fallen(0.0, 0.01, |_| {
+            let mut at = 0.0;
+            Box::new(move |r| {
+                at += 0.01 * r.gaussian();
+                at + 0.01 * r.gaussian()
+            })
+        });
+        let states = fallen(0.0, 0.01, |_| Box::new(|r| if r.coin() { 0.0 } else { -0.69 }));
+        let all = [white, heavy, walk, states];
+        assert!(all.iter().all(|share| *share <= 0.02), "{all:?}");
+    }
+
+    #[test]
+    fn a_fall_of_eight_percent_is_seen_where_the_noise_allows() {
+        let quiet = fallen(-0.083, 0.0125, |_| Box::new(|r| 0.01 * r.gaussian()));
+        let noisy = fallen(-0.083, 0.0125, |_| Box::new(|r| 0.02 * r.gaussian()));
+        assert!(quiet > 0.8 && noisy > 0.3, "{quiet} {noisy}");
     }
 
     #[test]

@@ -15,13 +15,13 @@ mod schedule;
 mod table;
 
 pub use record::{Objective, Record, Ring};
-pub use schedule::{After, Injected, PAIRS_MAX, Revoked, Rules, Run, Shown};
+pub use schedule::{After, Injected, Revoked, Rules, Run, Shown};
 pub use table::{Afterwards, Interval, Summary, complaints, operators, text};
 
 use crate::parallel;
 use homeostat_engine::Policy;
 use homeostat_statistics::discovery::Rule;
-use homeostat_statistics::scar::LONG;
+use homeostat_statistics::schedule::FRESH_PAIRS;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -29,6 +29,8 @@ use std::path::PathBuf;
 const CHUNK: u64 = 25;
 const RUNS_MAX: u64 = 1_000_000;
 const CELLS_MAX: usize = 10_000;
+/// Most pairs right after an accept, and fewest of a probation, that may be asked for.
+const PAIRS_MAX: f64 = 200.0;
 
 /// Kinds of cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +90,7 @@ impl Default for Options {
             schedules: 5000,
             runs: 200,
             effects: vec![0.03, 0.15, 0.40, -0.03, -0.10, -0.20],
-            scars_s: vec![1.0, 1.5, 2.0, 3.0, 5.0, 10.0],
+            scars_s: vec![1.5, 2.0, 3.0, 5.0, 8.0, 12.0],
             onset_s: 1.5,
             tau_s: 0.0,
             tries: vec![1, 100],
@@ -102,10 +104,7 @@ impl Default for Options {
                 switch_s: 0.0,
                 candidates_s: policy.measured_candidates_s,
                 budget_s: policy.experiment_max_s,
-                fresh_pairs: 12,
-                fresh_washouts: true,
-                long_share: 0.5,
-                long: LONG,
+                fresh_pairs: FRESH_PAIRS,
                 probation_pairs: policy.probation_pairs,
                 confidence: 0.90,
                 trial: policy.trial,
@@ -223,17 +222,15 @@ impl Options {
             .or_else(|| of_all("--alpha", &self.alphas, 1e-9, 0.5))
             .or_else(|| of_all("--candidates", &rules.candidates_s, 0.05, 600.0))
             .or_else(|| range("--history", rules.history_s, 10.0, 86_400.0))
-            .or_else(|| range("--fresh-pairs", f64::from(rules.fresh_pairs), 0.0, 200.0))
+            .or_else(|| range("--fresh-pairs", f64::from(rules.fresh_pairs), 0.0, PAIRS_MAX))
             .or_else(|| {
                 range(
                     "--probation-pairs",
                     f64::from(rules.probation_pairs),
                     1.0,
-                    f64::from(PAIRS_MAX),
+                    PAIRS_MAX,
                 )
             })
-            .or_else(|| range("--long", rules.long, 1.0, 100.0))
-            .or_else(|| range("--long-share", rules.long_share, 0.0, 1.0))
             .or_else(|| range("--confidence", rules.confidence, 0.5, 0.999))
             .or_else(|| {
                 self.tries

@@ -3,20 +3,16 @@
 use super::record::{Ring, score};
 use homeostat_statistics::block_length::{self, Choice, Past};
 use homeostat_statistics::fresh::Fresh;
-use homeostat_statistics::guard::{Probation, ProbationState};
+use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use homeostat_statistics::robust::{exp, exp_m1, ln_1p};
 use homeostat_statistics::scar::{Scar, ScarState};
+use homeostat_statistics::schedule::{
+    GAIN_MIN, SCAR_PAIRS_MAX, SETTLING_CONSTANTS, SWITCH_MARGIN, is_cheap, is_too_small, long_washout_s,
+    probation_pairs, probe_interval_s,
+};
 use homeostat_statistics::simulation::Random;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
 use serde::{Deserialize, Serialize};
-
-/// The washout covers this many times the slowest switch and this many time constants of the effect.
-const SWITCH_MARGIN: f64 = 1.25;
-const SETTLING_CONSTANTS: f64 = 1.5;
-/// Probe pairs of the probation begin this many pair lengths apart.
-const PROBATION_SPACING: usize = 4;
-/// A change goes if the scar test is still open after so many pairs.
-pub const PAIRS_MAX: u32 = 400;
 
 /// The effect that is put on the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,13 +42,7 @@ pub struct Rules {
     pub budget_s: f64,
     /// Probe pairs right after an accept.
     pub fresh_pairs: u32,
-    /// Probability of the long washout.
-    pub long_share: f64,
-    /// The long washout is this many times the short one.
-    pub long: f64,
-    /// Whether the second coin draws the washout of fresh pairs, too.
-    pub fresh_washouts: bool,
-    /// Probe pairs of the probation.
+    /// Fewest probe pairs of the probation, those right after the accept included.
     pub probation_pairs: u32,
     /// Confidence of the intervals that are shown.
     pub confidence: f64,
@@ -81,6 +71,12 @@ pub enum Revoked {
     Mean,
     /// The shown interval lies below the gate.
     Interval,
+    /// The detector that watches for ever raised its alarm.
+    Detector,
+    /// The gain shrinks with the long washout.
+    Scar,
+    /// No gain was proven with the long washout.
+    Unproven,
 }
 
 /// What follows an accept.
@@ -92,18 +88,16 @@ pub struct After {
     pub fresh: Option<Shown>,
     /// Seconds that they took.
     pub fresh_s: f64,
-    /// Fresh pairs and the probation's together.
+    /// All pairs up to the end of the probation.
     pub pooled: Option<Shown>,
     /// Seconds from the accept to the end of the probation.
     pub pooled_s: f64,
+    /// Pairs up to the end of the probation, or until the change was revoked.
+    pub pairs: u32,
     /// Why the guard revoked the change.
     pub revoked: Option<Revoked>,
-    /// The scar test after the probation's pairs.
-    pub scar_at_end: ScarState,
-    /// Pairs until the scar test was clear.
+    /// Pairs until the gain was proven with the long washout.
     pub clear_pairs: Option<u32>,
-    /// Whether the scar test ever said scar.
-    pub has_scar: bool,
 }
 
 impl After {
@@ -114,16 +108,15 @@ impl After {
             fresh_s: 0.0,
             pooled: None,
             pooled_s: 0.0,
+            pairs: 0,
             revoked: None,
-            scar_at_end: ScarState::Open,
             clear_pairs: None,
-            has_scar: false,
         }
     }
 
-    /// Whether the change stays: nothing revoked it, and the scar test became clear.
+    /// Whether the change stays.
     pub fn is_kept(&self) -> bool {
-        self.revoked.is_none() && !self.has_scar && self.clear_pairs.is_some()
+        self.revoked.is_none()
     }
 }
 
@@ -207,6 +200,18 @@ impl<'a> Machine<'a> {
         let (work, denominator) = self.ring.sum(at, rows);
         let factor = if self.is_on { 1.0 + self.injected.gain } else { 1.0 };
         (work * factor, denominator)
+    }
+
+    /// Lets time pass with the change in force.
+    fn rest(&mut self, seconds: f64) {
+        let rows = self.ring.rows_for(seconds);
+        if self.injected.onset_s > 0.0 {
+            let decay = exp(-(rows as f64) * self.ring.row_s / self.injected.onset_s);
+            self.level = 1.0 + (self.level - 1.0) * decay;
+        }
+        self.at = (self.at + rows) % self.ring.len().max(1);
+        self.rows += rows;
+        self.since_undo = self.since_undo.saturating_add(rows);
     }
 
     /// Row by row: a gain that comes and goes slowly, and the scar of an undo.
@@ -318,7 +323,7 @@ pub(super) fn run(ring: &Ring, setting: Setting, rules: &Rules) -> Run {
     }
     let (seconds, lost_s) = (machine.seconds(), machine.lost_s);
     let after = (trial.decision() == Decision::Benefit)
-        .then(|| follow(&mut machine, &trial, lengths, rules, &mut random));
+        .then(|| follow(&mut machine, &trial, lengths, &choice, rules, &mut random));
     Run {
         decision: Some(trial.decision()),
         seconds,
@@ -372,24 +377,99 @@ struct Watch<'a> {
     rules: &'a Rules,
     fresh: Fresh,
     scar: Scar,
+    probation: Probation,
+    detector: Holdback,
     after: After,
-    pairs: u32,
+    /// Sum of the differences.
+    sum: f64,
 }
 
-impl Watch<'_> {
-    /// Makes a pair, whose washout a coin draws if `is_drawn`.
-    fn pair(&mut self, machine: &mut Machine<'_>, is_drawn: bool, random: &mut Random) -> (f64, ScarState) {
-        let is_long = is_drawn && random.uniform() < self.rules.long_share;
-        let factor = if is_long { self.rules.long } else { 1.0 };
-        let washout = (self.lengths.washout as f64 * factor).round() as usize;
-        let difference = machine.pair(washout, self.lengths.measured, random);
-        self.pairs += 1;
-        let state = self.scar.observe(difference, is_long);
-        if state == ScarState::Clear && self.after.clear_pairs.is_none() {
-            self.after.clear_pairs = Some(self.pairs);
+impl<'a> Watch<'a> {
+    fn new(trial: &Trial, lengths: Lengths, choice: &Choice, rules: &'a Rules) -> Self {
+        let estimate = trial.estimate();
+        let scale = estimate.scale.max(choice.scale / 2.0);
+        let spread = choice.spread.max(scale);
+        Self {
+            lengths,
+            rules,
+            fresh: Fresh::new(scale),
+            scar: Scar::new(scale),
+            probation: Probation::new(
+                probation_pairs(rules.probation_pairs, spread, estimate.effect),
+                spread,
+            ),
+            detector: Holdback::below(GAIN_MIN, scale),
+            after: After::new(Shown {
+                gain: estimate.effect,
+                lower: estimate.lower,
+                upper: estimate.upper,
+            }),
+            sum: 0.0,
         }
-        self.after.has_scar |= state == ScarState::Scar;
-        (difference, state)
+    }
+
+    /// The gain as it is known: by the trial, later by the pairs.
+    fn gain(&self) -> f64 {
+        if self.after.pairs < self.rules.fresh_pairs {
+            self.after.trial.gain
+        } else {
+            exp_m1(self.sum / f64::from(self.after.pairs.max(1)))
+        }
+    }
+
+    /// Washout of a pair in rows.
+    fn washout(&self, is_long: bool, row_s: f64) -> usize {
+        let usual_s = self.lengths.washout as f64 * row_s;
+        if is_long {
+            (long_washout_s(usual_s) / row_s - 1e-6).ceil() as usize
+        } else {
+            self.lengths.washout
+        }
+    }
+
+    /// Makes a pair, and says why the change must go.
+    fn pair(&mut self, machine: &mut Machine<'_>, is_long: bool, random: &mut Random) -> Option<Revoked> {
+        let washout = self.washout(is_long, machine.ring.row_s);
+        let difference = machine.pair(washout, self.lengths.measured, random);
+        self.after.pairs += 1;
+        self.sum += difference;
+        self.fresh.observe(difference);
+        let is_running = self.probation.state() == ProbationState::Running;
+        let has_failed = self.probation.observe(difference) == ProbationState::Revoked;
+        let has_alarm = self.detector.observe(difference);
+        let scar = self.scar.observe(difference, is_long);
+        if scar == ScarState::Clear && self.after.clear_pairs.is_none() {
+            self.after.clear_pairs = Some(self.after.pairs);
+        }
+        if self.after.pairs == self.rules.fresh_pairs {
+            self.after.fresh = shown(&self.fresh, self.rules.confidence);
+        }
+        let told = self
+            .after
+            .fresh
+            .filter(|_| self.after.pairs == self.rules.fresh_pairs);
+        if is_running && has_failed {
+            let has_losses = self.probation.excess() >= 2;
+            Some(if has_losses {
+                Revoked::Losses
+            } else {
+                Revoked::Mean
+            })
+        } else if has_alarm {
+            Some(Revoked::Detector)
+        } else if scar == ScarState::Scar {
+            Some(Revoked::Scar)
+        } else if scar == ScarState::Open && self.after.pairs >= SCAR_PAIRS_MAX {
+            Some(Revoked::Unproven)
+        } else if told.is_some_and(|t| is_too_small(t.upper)) {
+            Some(Revoked::Interval)
+        } else {
+            None
+        }
+    }
+
+    fn has_passed(&self) -> bool {
+        self.probation.state() == ProbationState::Passed && self.scar.state() == ScarState::Clear
     }
 }
 
@@ -398,58 +478,37 @@ fn follow(
     machine: &mut Machine<'_>,
     trial: &Trial,
     lengths: Lengths,
+    choice: &Choice,
     rules: &Rules,
     random: &mut Random,
 ) -> (After, f64) {
-    let estimate = trial.estimate();
-    let (accepted_s, lost_s) = (machine.seconds(), machine.lost_s);
+    let (accepted_s, lost_s, row_s) = (machine.seconds(), machine.lost_s, machine.ring.row_s);
     machine.switch(true);
-    let mut watch = Watch {
-        lengths,
-        rules,
-        fresh: Fresh::new(estimate.scale),
-        scar: Scar::new(estimate.scale),
-        after: After::new(Shown {
-            gain: estimate.effect,
-            lower: estimate.lower,
-            upper: estimate.upper,
-        }),
-        pairs: 0,
-    };
-    for _ in 0..rules.fresh_pairs {
-        let (difference, _) = watch.pair(machine, rules.fresh_washouts, random);
-        watch.fresh.observe(difference);
-    }
-    let lost_fresh_s = machine.lost_s - lost_s;
-    watch.after.fresh = shown(&watch.fresh, rules.confidence);
-    watch.after.fresh_s = machine.seconds() - accepted_s;
-    let gate = exp_m1(rules.trial.gate);
-    let too_little = |shown: Option<Shown>| shown.filter(|s| s.upper < gate).map(|_| Revoked::Interval);
-    watch.after.revoked = too_little(watch.after.fresh);
-    let mut probation = Probation::new(rules.probation_pairs, estimate.scale);
-    let pause = (PROBATION_SPACING - 1) * 2 * (lengths.washout + lengths.measured);
-    for pair in 1..=PAIRS_MAX.saturating_sub(rules.fresh_pairs) {
-        machine.play(pause);
-        let (difference, state) = watch.pair(machine, true, random);
-        if pair <= rules.probation_pairs {
-            watch.fresh.observe(difference);
-            let is_revoked = probation.observe(difference) == ProbationState::Revoked;
-            let why = if probation.excess() >= 2 {
-                Revoked::Losses
-            } else {
-                Revoked::Mean
-            };
-            watch.after.revoked = watch.after.revoked.or(is_revoked.then_some(why));
+    let mut watch = Watch::new(trial, lengths, choice, rules);
+    let block_s = |washout: usize| (washout + lengths.measured) as f64 * row_s;
+    let off_s = block_s(lengths.washout);
+    let stall_s = 2.0 * rules.switch_s;
+    let cheap = is_cheap(rules.fresh_pairs, watch.gain(), off_s, stall_s);
+    let at_once = if cheap { rules.fresh_pairs } else { 0 };
+    let mut lost_fresh_s = 0.0;
+    loop {
+        let is_long = watch.after.pairs >= at_once;
+        if is_long {
+            let pair_s = 2.0 * block_s(watch.washout(true, row_s));
+            machine.rest(probe_interval_s(pair_s, watch.gain(), 2.0 * rules.switch_s));
         }
-        if pair == rules.probation_pairs {
-            watch.after.pooled = shown(&watch.fresh, rules.confidence);
-            watch.after.pooled_s = machine.seconds() - accepted_s;
-            watch.after.scar_at_end = state;
-            watch.after.revoked = watch.after.revoked.or(too_little(watch.after.pooled));
+        watch.after.revoked = watch.pair(machine, is_long, random);
+        if watch.after.pairs == rules.fresh_pairs {
+            lost_fresh_s = machine.lost_s - lost_s;
+            watch.after.fresh_s = machine.seconds() - accepted_s;
         }
-        if pair >= rules.probation_pairs && state != ScarState::Open {
+        if watch.after.revoked.is_some() || watch.has_passed() {
             break;
         }
+    }
+    if watch.after.revoked.is_none() {
+        watch.after.pooled = shown(&watch.fresh, rules.confidence);
+        watch.after.pooled_s = machine.seconds() - accepted_s;
     }
     (watch.after, lost_fresh_s)
 }

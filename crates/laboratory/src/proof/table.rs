@@ -4,7 +4,6 @@ use super::{Cell, CellKind, Revoked, Run, Shown};
 use crate::exact::rate_at_most;
 use homeostat_statistics::Decision;
 use homeostat_statistics::robust::{mean, quantile};
-use homeostat_statistics::scar::ScarState;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -69,6 +68,16 @@ pub struct Summary {
     pub after: Afterwards,
 }
 
+/// Why changes are revoked, as the tables list it.
+const REASONS: [Revoked; 6] = [
+    Revoked::Losses,
+    Revoked::Mean,
+    Revoked::Interval,
+    Revoked::Detector,
+    Revoked::Scar,
+    Revoked::Unproven,
+];
+
 /// What followed the accepts of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Afterwards {
@@ -80,18 +89,16 @@ pub struct Afterwards {
     pub fresh: Option<Interval>,
     /// Seconds of the fresh pairs: median.
     pub fresh_s: Option<f64>,
-    /// The interval of fresh and probation pairs.
+    /// The interval of all pairs up to the end of the probation.
     pub pooled: Option<Interval>,
     /// Seconds from accept to the end of the probation: median.
     pub pooled_s: Option<f64>,
-    /// Probation pairs until clear: median and 90th percentile of the accepted; `None` is more than the most.
+    /// Pairs up to the end of the probation: median and 90th percentile of the kept.
+    pub pairs: [Option<f64>; 2],
+    /// Pairs until the gain was proven with the long washout: median and 90th percentile of the accepted; `None` is never.
     pub clear_pairs: [Option<f64>; 2],
-    /// Clear within the probation, as a share of the accepted.
-    pub clear_in_probation: f64,
-    /// Found to have a scar, as a share of the accepted.
-    pub scars: f64,
-    /// Revoked for large losses, a low mean, or the shown interval, as shares of the accepted.
-    pub revoked: [f64; 3],
+    /// Revoked, as shares of the accepted, in the order of [`REASONS`].
+    pub revoked: [f64; REASONS.len()],
     /// Accepted, and kept after the probation.
     pub kept: f64,
 }
@@ -99,9 +106,15 @@ pub struct Afterwards {
 impl Afterwards {
     fn new(runs: &[Run], truth: f64) -> Self {
         let after: Vec<_> = runs.iter().filter_map(|r| r.after.as_ref()).collect();
-        let kept = |is: &dyn Fn(&super::After) -> bool| {
-            after.iter().filter(|a| is(a)).count() as f64 / after.len().max(1) as f64
+        let revoked = |why: Revoked| {
+            let those = after.iter().filter(|a| a.revoked == Some(why));
+            those.count() as f64 / after.len().max(1) as f64
         };
+        let kept: Vec<f64> = after
+            .iter()
+            .filter(|a| a.is_kept())
+            .map(|a| f64::from(a.pairs))
+            .collect();
         let clear: Vec<f64> = after
             .iter()
             .map(|a| a.clear_pairs.map_or(f64::INFINITY, f64::from))
@@ -117,19 +130,25 @@ impl Afterwards {
             trial: Interval::new(after.iter().map(|a| a.trial), truth),
             fresh: Interval::new(after.iter().filter_map(|a| a.fresh), truth),
             fresh_s: finite(quantile(
-                &after.iter().map(|a| a.fresh_s).collect::<Vec<_>>(),
+                &after
+                    .iter()
+                    .filter(|a| a.fresh.is_some())
+                    .map(|a| a.fresh_s)
+                    .collect::<Vec<_>>(),
                 0.5,
             )),
             pooled: Interval::new(after.iter().filter_map(|a| a.pooled), truth),
             pooled_s: finite(quantile(
-                &after.iter().map(|a| a.pooled_s).collect::<Vec<_>>(),
+                &after
+                    .iter()
+                    .filter(|a| a.is_kept())
+                    .map(|a| a.pooled_s)
+                    .collect::<Vec<_>>(),
                 0.5,
             )),
+            pairs: [0.5, 0.9].map(|p| finite(quantile(&kept, p))),
             clear_pairs: [0.5, 0.9].map(|p| finite(quantile(&clear, p))),
-            clear_in_probation: kept(&|a| a.scar_at_end == ScarState::Clear),
-            scars: kept(&|a| a.has_scar),
-            revoked: [Revoked::Losses, Revoked::Mean, Revoked::Interval]
-                .map(|why| kept(&|a| a.revoked == Some(why))),
+            revoked: REASONS.map(revoked),
             kept: after.iter().filter(|a| a.is_kept()).count() as f64 / runs.len().max(1) as f64,
         }
     }
@@ -347,24 +366,27 @@ fn afterwards(out: &mut String, cells: &[Summary]) {
                 or_never(c.after.clear_pairs[0]),
                 or_never(c.after.clear_pairs[1])
             ),
-            percent(c.after.clear_in_probation),
-            percent(c.after.scars),
-            c.after.revoked.map(percent).join(" / "),
+            format!("{} / {}", or_never(c.after.pairs[0]), or_never(c.after.pairs[1])),
+            c.after
+                .revoked
+                .map(|share| format!("{:.0}", 100.0 * share))
+                .join("/"),
             percent(c.after.kept),
         ]);
         row
     });
     columns(
         out,
-        "After an accept. Probe pairs until clear: median / 90th percentile. Revoked: losses / mean / interval. Kept: of all runs.",
+        "After an accept, in probe pairs: until the gain is proven with the long washout, and until the end of the probation of \
+         the kept (median / 90th percentile). Revoked (% of the accepted): losses/mean/interval/detector/scar/unproven. Kept: of \
+         all runs.",
         &[
             "record",
             "effect",
             "level",
             "accepted",
             "clear pairs",
-            "clear in probation",
-            "scar",
+            "probation",
             "revoked",
             "kept",
         ],

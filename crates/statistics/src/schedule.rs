@@ -1,0 +1,110 @@
+//! The pairs that follow an acceptance: how many, how long, and how far apart.
+//!
+//! The first pairs come at once and tell the gain. The probation follows. Its pairs have a long washout, which a scar of
+//! the undo does not outlast. Probe pairs lie so far apart that they cost little work.
+//!
+//! The engine and the harness that measures the procedure share these rules. Times are in seconds, gains are relative.
+
+use crate::robust::exp_m1;
+use crate::scar::LONG;
+
+/// The washout covers this many times the slowest switch seen …
+pub const SWITCH_MARGIN: f64 = 1.25;
+/// … plus this many time constants of the effect: in a block of the shortest length that follows, 85 % of it shows.
+pub const SETTLING_CONSTANTS: f64 = 1.5;
+/// Pairs made at once after the acceptance: on noisy machines the interval of the gain is then some ten points wide. A
+/// gain that is then below the gate goes.
+pub const FRESH_PAIRS: u32 = 16;
+/// The pairs at once are made if they cost no more work than the change earns in this (seconds).
+const FRESH_EARNED_IN_S: f64 = 90.0;
+/// The gain must stay above this (log units).
+pub const GAIN_MIN: f64 = 0.01;
+/// The long washout is at least this (seconds): cold caches, page tables and queues have recovered by then.
+const LONG_MIN_S: f64 = 8.0;
+/// A change goes if its gain is not proven with the long washout in so many pairs. On the noisiest recorded machine a
+/// gain of 3 % is shown in a third of them.
+pub const SCAR_PAIRS_MAX: u32 = 1500;
+/// The probation has as many pairs as it takes to tell the gain to within so much (its whole interval, relative) …
+const TOLD_WIDTH: f64 = 0.06;
+/// … but at most this many.
+const PROBATION_PAIRS_MAX: u32 = 120;
+/// Length of that interval for one pair, in standard deviations: 1.645 to either side, and a seventh more because the
+/// deviation is estimated.
+const WIDTH_IN_SPREADS: f64 = 3.8;
+/// Probe pairs of the probation are at least this many pair lengths apart (one in four) …
+pub const PROBATION_SPACING: u64 = 3;
+/// … and so far apart that all probes together cost at most this share of the work …
+pub const PROBE_COST_MAX: f64 = 0.005;
+/// … and at most this share of the gain …
+pub const PROBE_GAIN_MAX: f64 = 0.05;
+/// … but at most this far apart (seconds).
+pub const PROBE_INTERVAL_MAX_S: f64 = 86_400.0;
+
+/// Pairs of the probation, those at once included. `asked`: fewest; 0 is no probation. `spread`: standard deviation of a
+/// pair's difference with its rare large ones (log units).
+pub fn probation_pairs(asked: u32, spread: f64, gain: f64) -> u32 {
+    if asked == 0 {
+        return 0;
+    }
+    let width = WIDTH_IN_SPREADS * spread * (1.0 + gain.max(0.0));
+    let told_after = (width / TOLD_WIDTH).powi(2).ceil() as u32;
+    asked.max(told_after.saturating_sub(FRESH_PAIRS).min(PROBATION_PAIRS_MAX))
+}
+
+/// The long washout for a usual one.
+pub fn long_washout_s(usual: f64) -> f64 {
+    (usual * LONG).max(LONG_MIN_S)
+}
+
+/// Whether a gain is too small by the upper end of its interval (relative).
+pub fn is_too_small(upper: f64) -> bool {
+    upper < exp_m1(GAIN_MIN)
+}
+
+/// Work that some probe pairs cost: `off` is the length of a block, `stall` the standstill that switching off and on
+/// causes.
+pub fn lost_by_s(pairs: u32, gain: f64, off: f64, stall: f64) -> f64 {
+    let gain = gain.max(0.0);
+    f64::from(pairs) * (gain / (1.0 + gain) * off + stall)
+}
+
+/// Whether some pairs at once cost little enough; arguments as in [`lost_by_s`].
+pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64) -> bool {
+    let earned = gain.max(0.0) / (1.0 + gain.max(0.0)) * FRESH_EARNED_IN_S;
+    lost_by_s(pairs, gain, off, stall) <= earned
+}
+
+/// Time between two probe pairs of the probation: `pair` is the length of one, `gain` the proven gain, `stall` the
+/// standstill that switching off and on again causes.
+pub fn probe_interval_s(pair: f64, gain: f64, stall: f64) -> f64 {
+    // Off costs this share of what on does. A pair is off for half its length, and for up to as long the change is on its
+    // way back.
+    let gain = if gain.is_finite() { gain.max(0.0) } else { 0.0 };
+    let share = gain / (1.0 + gain);
+    let affordable = (PROBE_GAIN_MAX * share).min(PROBE_COST_MAX);
+    let apart = if affordable > 0.0 {
+        ((share * pair + stall) / affordable).min(PROBE_INTERVAL_MAX_S)
+    } else {
+        0.0
+    };
+    apart.max(pair * PROBATION_SPACING as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noisy_machines_get_more_pairs_and_none_stays_none() {
+        assert_eq!(probation_pairs(0, 0.1, 0.1), 0);
+        assert_eq!(probation_pairs(30, 0.02, 0.1), 30);
+        // (3.8 · 0.1 · 1.15 / 0.06)² = 53.05.
+        assert_eq!(probation_pairs(30, 0.1, 0.15), 38);
+        assert_eq!(probation_pairs(30, 1.0, 0.15), 120);
+    }
+
+    #[test]
+    fn the_long_washout_is_four_times_the_usual_one_and_at_least_eight_seconds() {
+        assert_eq!((long_washout_s(0.5), long_washout_s(3.0)), (8.0, 12.0));
+    }
+}
