@@ -28,7 +28,7 @@ use homeostat_statistics::schedule::{SETTLING_CONSTANTS, SWITCH_MARGIN};
 use homeostat_statistics::staged::StagedAdvice;
 use homeostat_statistics::trimmed::Comparison;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 /// A switch may take this many times the washout before the experiment gives up on it.
 const SWITCH_PATIENCE: u64 = 20;
@@ -43,6 +43,8 @@ const STANDSTILL: f64 = 0.80;
 const STANDSTILL_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
 /// … if it lasts for so long.
 const STANDSTILL_FOR: Nanoseconds = Nanoseconds::from_secs(10);
+/// Of so many switches the slowest counts.
+const SWITCHES: usize = 6;
 /// The first switch is taken to be at most this many times as slow as those to come.
 const FIRST_SWITCH_SLOWER: u64 = 4;
 /// A change that took longer than this to make is switched off and on once before the first coin, so that the
@@ -216,7 +218,8 @@ pub(crate) struct Experiment {
     settled_at: Option<Nanoseconds>,
     coins: Coins,
     switch_started: Nanoseconds,
-    slowest_switch: Nanoseconds,
+    /// How long the last switches took.
+    switches: VecDeque<Nanoseconds>,
 }
 
 /// The work of a member per second and per CPU second, to be compared.
@@ -284,7 +287,7 @@ impl Experiment {
             onset: Onset::default(),
             settled_at: None,
             switch_started: setup.started,
-            slowest_switch: Nanoseconds::ZERO,
+            switches: VecDeque::new(),
             setup,
         }
     }
@@ -394,7 +397,7 @@ impl Experiment {
                         self.rehearse(now, false)
                     }
                     (false, _) => {
-                        self.slowest_switch = Nanoseconds(took.0 / FIRST_SWITCH_SLOWER);
+                        self.note_switch(Nanoseconds(took.0 / FIRST_SWITCH_SLOWER));
                         if self.setup.urgent {
                             // First it protects; the coins come later.
                             return Need::Nothing;
@@ -402,17 +405,17 @@ impl Experiment {
                         self.begin(now)
                     }
                     (true, false) => {
-                        self.slowest_switch = took;
+                        self.note_switch(took);
                         self.rehearse(now, true)
                     }
                     (true, true) => {
-                        self.slowest_switch = self.slowest_switch.max(took);
+                        self.note_switch(took);
                         self.begin(now)
                     }
                 }
             }
             Phase::Block(_) => {
-                self.slowest_switch = self.slowest_switch.max(took);
+                self.note_switch(took);
                 self.settled_at = Some(now);
                 Need::Nothing
             }
@@ -665,7 +668,7 @@ impl Experiment {
             ..self.setup.parameters.clone()
         });
         self.washout = self.setup.washout_min + self.setup.lag;
-        self.slowest_switch = took;
+        self.note_switch(took);
         self.begin(now)
     }
 
@@ -897,13 +900,24 @@ impl Experiment {
         self.conclude(now, verdict, format!("{effect}, but {}", hurt.text))
     }
 
+    /// The slowest of the last switches says how long the next ones may take: of all, one that a busy moment made slow would
+    /// lengthen each block to come.
+    fn note_switch(&mut self, took: Nanoseconds) {
+        if self.switches.len() == SWITCHES {
+            self.switches.pop_front();
+        }
+        self.switches.push_back(took);
+    }
+
     fn begin(&mut self, now: Nanoseconds) -> Need {
+        let mut underway = Nanoseconds::ZERO;
         if !self.settled {
             // A switch that is still under way has taken at least so long.
-            self.slowest_switch = self.slowest_switch.max(now - self.switch_started);
+            underway = now - self.switch_started;
         }
         let coin = if self.trial.needs_coin() {
-            let margin = Nanoseconds::from_secs_f64(self.slowest_switch.as_secs_f64() * SWITCH_MARGIN);
+            let slowest = self.switches.iter().copied().fold(underway, Nanoseconds::max);
+            let margin = Nanoseconds::from_secs_f64(slowest.as_secs_f64() * SWITCH_MARGIN);
             let settling = self.settling();
             let wanted = (margin + settles(settling.min(EFFECT_SETTLING_MAX)))
                 .max(settles(settling))
