@@ -121,6 +121,8 @@ pub(crate) struct Setup {
     pub(crate) measured: Nanoseconds,
     pub(crate) budget: Nanoseconds,
     pub(crate) parameters: TrialParameters,
+    /// The share of an effect that a block shows, as its strategy tells how fast it sets in.
+    pub(crate) shown: f64,
     /// Standard deviation of a pair's difference, its rare large ones included (log units).
     pub(crate) spread: f64,
     pub(crate) started: Nanoseconds,
@@ -874,7 +876,7 @@ impl Experiment {
                 Verdict::Rejected,
                 format!(
                     "{effect}: a gain of {:.0} % or more is ruled out",
-                    parameters.delta * 100.0
+                    parameters.delta / self.setup.shown * 100.0
                 ),
             ),
             Decision::Exhausted => {

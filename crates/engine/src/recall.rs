@@ -336,6 +336,7 @@ impl Engine {
                 scale_prior: choice.scale,
                 ..relief::parameters(&self.policy.trial)
             },
+            shown: 1.0,
             spread: choice.spread,
             started: self.now,
             started_unix: self.unix,

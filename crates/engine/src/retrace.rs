@@ -55,6 +55,8 @@ fn retrace_with(record: &ExperimentRecord, parameters: &TrialParameters) -> Opti
     let with = |scale: f64| TrialParameters {
         alpha: record.alpha,
         scale_prior: scale,
+        // What rules a gain out depends on how fast the effect sets in, which is not recorded as it was told.
+        beta: NEVER,
         ..parameters.clone()
     };
     // With a scale that is not the right one the trial might have ended before: the search does not end it.

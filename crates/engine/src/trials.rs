@@ -23,6 +23,7 @@ use homeostat_model::{
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
+use homeostat_statistics::onset;
 use homeostat_statistics::schedule::SETTLING_CONSTANTS;
 use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::Comparison;
@@ -40,6 +41,8 @@ const UNDO_RETRY_SLOW: Nanoseconds = Nanoseconds::from_secs(60);
 const PRESSURE_MEMORY_MAX: f64 = 0.10;
 /// Passive history that the circuit breaker takes as the level before.
 const PASSIVE_LEVEL_SPAN: Nanoseconds = Nanoseconds::from_secs(60);
+/// At least this share of an effect is taken to show in a block.
+const SHOWN_MIN: f64 = 0.5;
 /// A running trial is written to the history every so many blocks.
 const RECORDED_BLOCKS: u32 = 32;
 /// Starts of experiments are counted over this.
@@ -762,14 +765,19 @@ impl Engine {
         }
         let experiment_id = ExperimentId(self.next_experiment);
         self.next_experiment += 1;
+        let usual = if urgent {
+            relief::parameters(&self.policy.trial)
+        } else {
+            self.policy.trial.clone()
+        };
+        let washout = self.washout(&panel, settling) - self.lag(&panel).as_secs_f64();
+        let shown = onset::shown(settling.as_secs_f64(), washout, choice.measured_s).max(SHOWN_MIN);
         let parameters = TrialParameters {
             alpha,
             scale_prior: choice.scale,
-            ..if urgent {
-                relief::parameters(&self.policy.trial)
-            } else {
-                self.policy.trial.clone()
-            }
+            // What rules a gain out is what would show of it.
+            delta: (usual.delta * shown).max(usual.gate),
+            ..usual
         };
         let first = self.next_action;
         // A rollout makes its first part later, under the number that is given away here.
@@ -806,6 +814,7 @@ impl Engine {
             measured,
             budget: Nanoseconds::from_secs_f64(self.policy.experiment_max_s),
             parameters,
+            shown,
             spread: choice.spread,
             started: self.now,
             started_unix: self.unix,

@@ -106,6 +106,16 @@ impl Onset {
     }
 }
 
+/// The share of an effect with this time constant that a block shows whose measured part begins `washout` after the switch; what
+/// was there before goes as slowly as it comes. All in seconds.
+pub fn shown(constant: f64, washout: f64, measured: f64) -> f64 {
+    if !(constant > 0.0 && measured > 0.0) {
+        return 1.0;
+    }
+    let missing = exp(-washout / constant) * constant / measured * (1.0 - exp(-measured / constant));
+    (1.0 - 2.0 * missing).max(0.0)
+}
+
 /// The share of an effect that is there after so many seconds.
 fn risen(after: f64, constant: f64) -> f64 {
     if constant > 0.0 {
@@ -159,6 +169,14 @@ mod tests {
         assert!(wrong <= 10, "{wrong} of 200");
         assert_eq!(seen(3, 0.5, 5.0, 0.01, 1).constant(0.5), 0.5);
         assert_eq!(Onset::default().constant(0.7), 0.7);
+    }
+
+    #[test]
+    fn a_block_shows_more_of_an_effect_the_later_it_begins() {
+        assert_eq!(shown(0.0, 0.5, 1.0), 1.0);
+        assert!((shown(1.5, 2.25, 1.5) - 0.718).abs() < 0.001);
+        assert!(shown(0.5, 0.75, 1.0) > 0.8 && shown(0.5, 2.0, 1.0) > 0.98);
+        assert_eq!(shown(1e9, 0.0, 1.0), 0.0);
     }
 
     #[test]
