@@ -41,7 +41,7 @@ use homeostat_model::{
     Nanoseconds, Owner, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::robust::ln;
-use homeostat_statistics::schedule::{self, FRESH_PAIRS, PROBATION_SPACING, SWITCH_MARGIN};
+use homeostat_statistics::schedule::{self, PROBATION_SPACING, SWITCH_MARGIN};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// After a pair that lost beyond the noise the next one comes after so many pair lengths …
@@ -265,8 +265,9 @@ impl Guard {
     /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
     /// too much work, as they do where being off is what the change protects from.
     pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        if self.switchable && !self.protects && self.watch.in_probation() && self.is_cheap(FRESH_PAIRS) {
-            self.at_once = FRESH_PAIRS;
+        let pairs = self.watch.fresh_pairs;
+        if self.switchable && !self.protects && self.watch.in_probation() && self.is_cheap(pairs) {
+            self.at_once = pairs;
             self.next_probe = now;
         }
         self.others_worked = others_work;
@@ -1127,11 +1128,11 @@ impl Engine {
     fn note_fresh(&mut self, key: ActionId, passed: bool) {
         let Some(g) = self.guards.get_mut(key) else { return };
         let pairs = g.watch.pairs();
-        let Some(effect) = g.watch.fresh().filter(|_| pairs >= FRESH_PAIRS) else {
+        let Some(effect) = g.watch.fresh().filter(|_| pairs >= g.watch.fresh_pairs) else {
             return;
         };
         g.effect = effect;
-        if pairs != FRESH_PAIRS && !passed {
+        if pairs != g.watch.fresh_pairs && !passed {
             return;
         }
         g.record.fresh = Some(FreshGain { effect, pairs });

@@ -21,7 +21,7 @@ use homeostat_statistics::fresh::Fresh;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use homeostat_statistics::robust::{exp_m1, ln, mean};
 use homeostat_statistics::scar::{Scar, ScarState};
-use homeostat_statistics::schedule::{self, FRESH_PAIRS, GAIN_MIN, SCAR_PAIRS_MAX};
+use homeostat_statistics::schedule::{self, GAIN_MIN, SCAR_PAIRS_MAX};
 use std::collections::VecDeque;
 
 /// What a probe block that the circuit breaker ended counts as, at least, and a block in which a program rested that
@@ -110,6 +110,8 @@ struct Noise {
     scale: f64,
     /// … with its rare large ones.
     spread: f64,
+    /// Pairs that measure the gain.
+    fresh_pairs: u32,
     /// … and of each.
     scales: Vec<f64>,
     breakers: Vec<Breaker>,
@@ -152,6 +154,8 @@ pub(crate) struct Watch {
     recent: VecDeque<f64>,
     /// The gain as these pairs show it.
     fresh: Fresh,
+    /// So many of them, fixed beforehand, tell it for the first time.
+    pub(crate) fresh_pairs: u32,
     /// Whether the undo leaves a scar that looks like a gain; not asked of what protects from a loss.
     scar: Option<Scar>,
     /// Pairs that said something.
@@ -199,13 +203,14 @@ impl Watch {
                 )
             })
             .collect();
+        let (spread, gain) = (e.setup.spread.max(scale), e.effect().estimate);
         let noise = Noise {
             scale,
-            spread: e.setup.spread.max(scale),
+            spread,
+            fresh_pairs: schedule::fresh_pairs(spread, gain),
             scales,
             breakers,
         };
-        let gain = e.effect().estimate;
         let pairs = schedule::probation_pairs(probation_pairs, noise.spread, gain);
         let mut watch = Self::of(panel, noise, rails, pairs, floor);
         watch.spans = e
@@ -237,6 +242,7 @@ impl Watch {
             reader: None,
             recent: VecDeque::new(),
             fresh: Fresh::new(noise.scale),
+            fresh_pairs: noise.fresh_pairs,
             scar: Some(Scar::new(noise.scale)),
             pairs: 0,
             suspicious: false,
@@ -662,7 +668,7 @@ impl Watch {
         };
         self.fresh.observe(difference);
         let state = self.scar.as_mut().map(|s| s.observe(difference, is_long));
-        let told = self.fresh().filter(|_| self.fresh.count() == FRESH_PAIRS);
+        let told = self.fresh().filter(|_| self.fresh.count() == self.fresh_pairs);
         match (state, told) {
             (Some(ScarState::Scar), _) => Some(
                 "the gain shrinks when blocks begin later: the undo slows the program down for a while, and that looked like a gain"
@@ -736,6 +742,7 @@ mod tests {
         let noise = Noise {
             scale: SCALE,
             spread: SCALE,
+            fresh_pairs: 6,
             scales: vec![SCALE; cpus.len()],
             breakers: vec![Breaker::new(SCALE); cpus.len()],
         };

@@ -1050,11 +1050,11 @@ fn usual_blocks() -> Policy {
 #[test]
 fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
     let mut world = World::new(vec![plant("good", 0.10)], usual_blocks(), Memory::default());
-    world.run_until(900, |world| world.told("by 16 pairs after the acceptance") > 0);
+    world.run_until(900, |world| world.told("by 12 pairs after the acceptance") > 0);
     let accepted_at = world.records[0].ended_unix;
     let took = 1_000_000 + world.second - accepted_at;
     // A pair is 3 s, and as much longer as it takes to the next sample.
-    assert!((48..=80).contains(&took), "{took}");
+    assert!((36..=70).contains(&took), "{took}");
     let shown = world.engine.view().in_force[0].effect.unwrap();
     let (lower, upper) = (shown.lower.unwrap(), shown.upper.unwrap());
     assert!(lower < 0.10 && 0.10 < upper && upper - lower < 0.02, "{shown:?}");

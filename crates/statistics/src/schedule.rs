@@ -12,9 +12,11 @@ use crate::scar::LONG;
 pub const SWITCH_MARGIN: f64 = 1.25;
 /// … plus this many time constants of the effect: in a block of the shortest length that follows, 85 % of it shows.
 pub const SETTLING_CONSTANTS: f64 = 1.5;
-/// Pairs made at once after the acceptance: on noisy machines the interval of the gain is then some ten points wide. A
-/// gain that is then below the gate goes.
+/// Most pairs made at once after the acceptance: on noisy machines the interval of the gain is then some ten points wide.
+/// A gain that is then below the gate goes.
 pub const FRESH_PAIRS: u32 = 16;
+const FRESH_PAIRS_MIN: u32 = 12;
+const FRESH_WIDTH: f64 = 0.12;
 /// The pairs at once are made if they cost no more work than the change earns in this (seconds).
 const FRESH_EARNED_IN_S: f64 = 90.0;
 /// The gain must stay above this (log units).
@@ -39,6 +41,15 @@ pub const PROBE_COST_MAX: f64 = 0.005;
 pub const PROBE_GAIN_MAX: f64 = 0.05;
 /// … but at most this far apart (seconds).
 pub const PROBE_INTERVAL_MAX_S: f64 = 86_400.0;
+
+/// Pairs made at once after the acceptance: as many as tell the gain to within twelve points, twelve at least
+/// and [`FRESH_PAIRS`] at most. `spread`: standard deviation of a pair's difference with its rare
+/// large ones (log units).
+pub fn fresh_pairs(spread: f64, gain: f64) -> u32 {
+    let width = WIDTH_IN_SPREADS * spread * (1.0 + gain.max(0.0));
+    let wanted = (width / FRESH_WIDTH).powi(2).ceil() as u32;
+    wanted.clamp(FRESH_PAIRS_MIN, FRESH_PAIRS)
+}
 
 /// Pairs of the probation, those at once included. `asked`: fewest; 0 is no probation. `spread`: standard deviation of a
 /// pair's difference with its rare large ones (log units).
