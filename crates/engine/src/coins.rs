@@ -7,7 +7,7 @@ use homeostat_model::ExperimentId;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Fair, independent coins.
+/// Independent coins.
 pub(crate) struct Coins {
     generator: ChaCha12Rng,
 }
@@ -29,9 +29,18 @@ impl Coins {
         1 + (self.generator.next_u32() & 7) as usize
     }
 
-    /// One coin.
+    /// One fair coin.
     pub(crate) fn toss(&mut self) -> bool {
         self.generator.next_u32() & 1 == 1
+    }
+
+    /// A coin that is `true` with this chance.
+    pub(crate) fn toss_with(&mut self, chance: f64) -> bool {
+        if chance == 0.5 {
+            self.toss()
+        } else {
+            f64::from(self.generator.next_u32()) < chance * 2f64.powi(32)
+        }
     }
 }
 
@@ -50,6 +59,13 @@ mod tests {
         assert_ne!(run(1, 1), run(2, 1));
         let heads = (0..1000u64).flat_map(|i| run(7, i)).filter(|c| *c).count();
         assert!((31_000..33_000).contains(&heads), "{heads} of 64000");
+    }
+
+    #[test]
+    fn an_uneven_coin_is_as_uneven_as_asked() {
+        let mut coins = Coins::new(3, ExperimentId(6));
+        let heads = (0..10_000).filter(|_| coins.toss_with(0.75)).count();
+        assert!((7_300..7_700).contains(&heads), "{heads}");
     }
 
     #[test]

@@ -938,7 +938,7 @@ impl Experiment {
             self.washout = wanted + self.setup.lag;
             self.choose_length();
             self.beside.fix();
-            self.coins.toss()
+            self.coins.toss_with(self.trial.chance_on())
         } else {
             false
         };

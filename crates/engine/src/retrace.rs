@@ -40,7 +40,13 @@ pub struct Traced {
 pub fn retrace(record: &ExperimentRecord, parameters: &TrialParameters) -> Option<Vec<Traced>> {
     // What protects a program is tried in another way, which the record does not tell.
     let relief = relief::parameters(parameters);
-    [parameters, &relief]
+    let contained = relief::sparing(parameters);
+    // Earlier versions spared nobody.
+    let relief_by_fair_coins = TrialParameters {
+        off_chance: parameters.off_chance,
+        ..relief.clone()
+    };
+    [parameters, &relief, &contained, &relief_by_fair_coins]
         .into_iter()
         .find_map(|p| retrace_with(record, p))
 }

@@ -767,6 +767,8 @@ impl Engine {
         self.next_experiment += 1;
         let usual = if urgent {
             relief::parameters(&self.policy.trial)
+        } else if pieces.iter().any(|p| contained_by(&p.target).is_some()) {
+            relief::sparing(&self.policy.trial)
         } else {
             self.policy.trial.clone()
         };

@@ -1105,8 +1105,8 @@ fn a_reader_that_becomes_the_important_one_ends_it() {
     let (verdict, reason) = world.verdict_of("protect").unwrap();
     assert_eq!(verdict, Verdict::Accepted, "{reason}");
     assert!(world.is_contained());
-    // From now on it reads the same data again and again, and the limit takes half of its work.
-    world.price = 0.5;
+    // From now on it reads the same data again and again, and the limit takes more than half of its work.
+    world.price = 0.6;
     // Its probes are some 40 minutes apart, because each costs the program nearly all of its work; then at once again.
     world.run(4 * 3600);
     assert!(!world.is_contained(), "its guard sees the loss of the neighbour");

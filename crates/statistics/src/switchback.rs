@@ -111,6 +111,10 @@ pub struct TrialParameters {
     /// protects is tried so, and nothing else.
     #[serde(skip)]
     pub loss_max: Option<f64>,
+    /// Chance that a single block is off (0.05 to 0.5); pairs have one of each. Less than a half spares a protected
+    /// program: each off block then tells more, up to a factor 1/`off_chance`, and each on block less. No setting, either.
+    #[serde(skip)]
+    pub off_chance: f64,
     /// Blocks before the trial ends as [`Decision::Exhausted`]. The caller's budget of time usually ends it earlier.
     pub blocks_max: u32,
     /// Confidence of the interval in [`Estimate`].
@@ -132,12 +136,16 @@ impl Default for TrialParameters {
             targets: [0.01, 0.02, 0.05, 0.10, 0.20],
             stake_cap: 4.0,
             loss_max: None,
+            off_chance: FAIR,
             blocks_max: BLOCKS_MAX_DEFAULT,
             confidence: 0.90,
         }
     }
 }
 
+/// Chance of either arm by a fair coin.
+const FAIR: f64 = 0.5;
+const OFF_CHANCE_MIN: f64 = 0.05;
 /// An hour of the shortest blocks (1.5 s). Bounded, because the interval is computed from all of them.
 const BLOCKS_MAX_DEFAULT: u32 = 2400;
 /// Evidence for a loss from which a trial without a gain goes on until it is known whether it is one: a word for harm must
@@ -190,6 +198,7 @@ impl TrialParameters {
         }
         range("stake_cap", self.stake_cap, 0.1, 100.0);
         range("loss_max", self.loss_max.unwrap_or(1.0), 0.1, EFFECT_LIMIT);
+        range("off_chance", self.off_chance, OFF_CHANCE_MIN, FAIR);
         range(
             "blocks_max",
             f64::from(self.blocks_max),
@@ -240,7 +249,14 @@ struct Contrast {
     belief: ScaleBelief,
     /// Scale of its kind relative to that of a pair's difference.
     factor: f64,
+    /// Chance with which its arm was drawn.
+    #[serde(default = "fair")]
+    chance: f64,
     kind: Kind,
+}
+
+fn fair() -> f64 {
+    FAIR
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,6 +278,17 @@ impl Contrast {
             Kind::Broken => -worst,
             Kind::Measured | Kind::Missing => (self.value - theta).clamp(-worst, worst),
         }
+    }
+}
+
+/// What a stake of one becomes: `x` is the stake times the outcome, `chance` that of the arm that was drawn. With
+/// `w(s) = exp(s x)` it is the drawn arm's share of the mean over both arms, so its mean over the draw is 1 for any `x`. A fair
+/// coin gives 1 + tanh `x`.
+fn won(x: f64, chance: f64) -> f64 {
+    if chance == FAIR {
+        one_plus_tanh(x)
+    } else {
+        1.0 / (chance + (1.0 - chance) * exp(-2.0 * x))
     }
 }
 
@@ -385,12 +412,12 @@ impl Wealth {
             let outcome = sign * contrast.above(theta, scale);
             weights += weight;
             let capped = parameters.stake_cap / scale;
-            let factor_capped = one_plus_tanh(capped * outcome);
+            let factor_capped = won(capped * outcome, contrast.chance);
             for (factor, target) in factors.iter_mut().zip(&parameters.targets) {
                 let stake = target / (scale * scale);
                 *factor += weight
                     * if stake < capped {
-                        one_plus_tanh(stake * outcome)
+                        won(stake * outcome, contrast.chance)
                     } else {
                         factor_capped
                     };
@@ -452,6 +479,10 @@ impl Trial {
         }
         p.scale_prior_spread = p.scale_prior_spread.clamp(0.05, 10.0);
         p.blocks_max = p.blocks_max.clamp(1, BLOCKS_MAX_LIMIT);
+        if !p.off_chance.is_finite() {
+            p.off_chance = FAIR;
+        }
+        p.off_chance = p.off_chance.clamp(OFF_CHANCE_MIN, FAIR);
         p.loss_max = p
             .loss_max
             .filter(|most| most.is_finite())
@@ -487,7 +518,16 @@ impl Trial {
         self.pending.is_none() && self.first.is_none()
     }
 
-    /// Starts the next block and returns its arm. `coin` must be fair, independent of everything the workload sees, and
+    /// Chance with which the coin of the next block must be `true`. A coin with another chance would break the level.
+    pub fn chance_on(&self) -> f64 {
+        if self.pair_is_next() {
+            FAIR
+        } else {
+            1.0 - self.parameters.off_chance
+        }
+    }
+
+    /// Starts the next block and returns its arm. `coin` must have [`Trial::chance_on`], be independent of everything the workload sees, and
     /// journalled before. `true` = on (paired: on first). While a block runs, its arm is returned without the coin.
     pub fn next_arm(&mut self, coin: bool) -> Arm {
         let arm = match (self.pending, self.first) {
@@ -645,7 +685,7 @@ impl Trial {
             // A pair without both numbers is a pair without a difference.
             (Some(_), _) => (0.0, Kind::Missing),
         };
-        self.count(value, 1.0, kind);
+        self.count(value, 1.0, FAIR, kind);
     }
 
     fn finish_single(&mut self, arm: Arm, seen: Seen, forecast: f64) {
@@ -657,7 +697,12 @@ impl Trial {
             Seen::Broken => self.broken(arm, BLOCKWISE_SCALE),
             Seen::Nothing => (0.0, Kind::Missing),
         };
-        self.count(value, BLOCKWISE_SCALE, kind);
+        let off = self.parameters.off_chance;
+        let chance = match arm {
+            Arm::On => 1.0 - off,
+            Arm::Off => off,
+        };
+        self.count(value, BLOCKWISE_SCALE, chance, kind);
     }
 
     /// Value of a broken block. Four quiet scales may be below the margin of harm; a tripping fall never is.
@@ -673,11 +718,12 @@ impl Trial {
     }
 
     /// Bets on a contrast and decides. Order matters: harm first.
-    fn count(&mut self, value: f64, factor: f64, kind: Kind) {
+    fn count(&mut self, value: f64, factor: f64, chance: f64, kind: Kind) {
         let contrast = Contrast {
             value,
             belief: self.belief,
             factor,
+            chance,
             kind,
         };
         let p = &self.parameters;
@@ -710,11 +756,12 @@ impl Trial {
         self.belief.scale(&self.parameters)
     }
 
-    /// Mean contrast, weighted by inverse variance: an estimate of θ; 0 before the first.
+    /// Mean contrast, weighted by inverse variance and by the inverse chance of its arm: errors of the forecast cancel
+    /// between the arms then. An estimate of θ; 0 before the first.
     fn theta(&self) -> f64 {
         let (mut sum, mut weights) = (0.0, 0.0);
         for c in &self.contrasts {
-            let weight = 1.0 / (c.factor * c.factor);
+            let weight = FAIR / (c.factor * c.factor * c.chance);
             sum += weight * c.value;
             weights += weight;
         }
@@ -1256,12 +1303,99 @@ mod tests {
     }
 
     #[test]
+    fn bets_on_uneven_coins_are_fair_over_all_of_them() {
+        let p = parameters(Design::Blockwise);
+        for off in [0.05, 0.25, 0.5] {
+            let sizes = [0.3, -0.02, 5.0, 0.0, -0.7, 0.11, 0.04, -0.2];
+            let mut total = 0.0;
+            for coins in 0..1u32 << sizes.len() {
+                let mut wealth = Wealth::default();
+                let mut weight = 1.0;
+                for (i, size) in sizes.iter().enumerate() {
+                    let is_on = coins >> i & 1 == 1;
+                    let chance = if is_on { 1.0 - off } else { off };
+                    weight *= chance;
+                    let contrast = Contrast {
+                        value: if is_on { *size } else { -size },
+                        belief: ScaleBelief::new(&p, &[]),
+                        factor: 1.0,
+                        chance,
+                        kind: Kind::Measured,
+                    };
+                    wealth.bet(&contrast, 0.0, 1.0, &p);
+                }
+                total += weight * exp(wealth.ln_e());
+            }
+            assert!((total - 1.0).abs() < 1e-9, "{off}: {total}");
+        }
+    }
+
+    /// Shares of trials that end as a gain and as a loss, blocks and off blocks of a trial.
+    fn sparing(off_chance: f64, loss: f64, noise: fn(&mut Random) -> f64) -> [f64; 4] {
+        const RUNS: u64 = 3000;
+        let mut sums = [0.0; 4];
+        for seed in 0..RUNS {
+            let mut random = Random::new(seed);
+            let mut trial = Trial::new(TrialParameters {
+                alpha: 0.05,
+                alpha_harm: 0.05,
+                off_chance,
+                scale_prior: 0.5,
+                targets: [0.1, 0.3, 0.7, 1.4, 2.0],
+                loss_max: Some(1.4),
+                blocks_max: 60,
+                ..TrialParameters::default()
+            });
+            let mut level = 0.0;
+            while trial.decision() == Decision::Continue {
+                let coin = trial.needs_coin() && random.uniform() < trial.chance_on();
+                let is_off = trial.next_arm(coin) == Arm::Off;
+                level += 0.05 * random.gaussian();
+                sums[2] += 1.0;
+                sums[3] += f64::from(u8::from(is_off));
+                let lost = if is_off { ln(1.0 - loss) } else { 0.0 };
+                trial.observe(level + lost + noise(&mut random));
+            }
+            sums[0] += f64::from(u8::from(trial.decision() == Decision::Benefit));
+            sums[1] += f64::from(u8::from(trial.decision() == Decision::Harm));
+        }
+        sums.map(|sum| sum / RUNS as f64)
+    }
+
+    #[test]
+    fn sparing_a_protected_program_keeps_the_level() {
+        let noises: [fn(&mut Random) -> f64; 3] = [
+            |r| 0.2 * r.heavy(),
+            |r| 0.05 * r.gaussian(),
+            |r| if r.uniform() < 0.2 { -1.5 } else { 0.0 },
+        ];
+        for noise in noises {
+            let [gains, losses, ..] = sparing(0.25, 0.0, noise);
+            assert!(gains <= 0.05 && losses <= 0.05, "{gains} {losses}");
+        }
+    }
+
+    #[test]
+    fn a_protected_program_is_off_less_often_until_a_large_loss_is_proven() {
+        let (fair, spared) = (
+            sparing(0.5, 0.9, |r| 0.1 * r.heavy()),
+            sparing(0.25, 0.9, |r| 0.1 * r.heavy()),
+        );
+        assert!(fair[0] > 0.99 && spared[0] > 0.99, "{fair:?} {spared:?}");
+        assert!(
+            spared[3] < 0.8 * fair[3] && spared[2] < 1.5 * fair[2],
+            "{fair:?} {spared:?}"
+        );
+    }
+
+    #[test]
     fn belief_in_scales_is_shared_out_by_what_was_seen() {
         let p = parameters(Design::Paired);
         let contrast = |value| Contrast {
             value,
             belief: ScaleBelief::new(&p, &[]),
             factor: 1.0,
+            chance: FAIR,
             kind: Kind::Measured,
         };
         let seen = |values: &[f64]| {
@@ -1295,6 +1429,7 @@ mod tests {
                 value: far * random.gaussian(),
                 belief: ScaleBelief::new(&p, &[]),
                 factor: if i % 3 == 0 { BLOCKWISE_SCALE } else { 1.0 },
+                chance: FAIR,
                 kind: if i % 11 == 0 {
                     Kind::Missing
                 } else {
