@@ -59,7 +59,7 @@ pub fn probation_pairs(asked: u32, spread: f64, gain: f64) -> u32 {
     }
     let width = WIDTH_IN_SPREADS * spread * (1.0 + gain.max(0.0));
     let told_after = (width / TOLD_WIDTH).powi(2).ceil() as u32;
-    asked.max(told_after.saturating_sub(FRESH_PAIRS).min(PROBATION_PAIRS_MAX))
+    asked.max(told_after.min(PROBATION_PAIRS_MAX))
 }
 
 /// The long washout for a usual one.
