@@ -11,7 +11,7 @@ use crate::series::{EDGE_TOLERANCE, Sums};
 use crate::strategy::Load;
 use homeostat_model::{BlockRecord, Effect, Nanoseconds};
 use homeostat_statistics::TrialParameters;
-use homeostat_statistics::block_length::{self, BREAKER_SECONDS, Choice, Past, Unmeasurable};
+use homeostat_statistics::block_length::{self, BREAKER_SECONDS, Choice, Past, Switch, Unmeasurable};
 use homeostat_statistics::robust::ln;
 
 /// A block is measured again when less than this share of its time carries readings.
@@ -57,8 +57,7 @@ impl Lengths {
         block_length::choose(
             self.least,
             past,
-            washout,
-            standstill,
+            Switch { washout, standstill },
             &self.candidates,
             parameters,
             self.budget,

@@ -127,8 +127,7 @@ fn run_misled(
     let choice = block_length::choose(
         0.0,
         history(&past),
-        f64::from(washout),
-        0.0,
+        block_length::Switch::smooth(f64::from(washout)),
         candidates,
         parameters,
         BUDGET_S,
@@ -998,8 +997,7 @@ fn breaker(runs: usize, random: &mut Random) {
                 let scale_breaker = block_length::choose(
                     0.0,
                     history(&past),
-                    2.0,
-                    0.0,
+                    block_length::Switch::smooth(2.0),
                     &[10.0],
                     &TrialParameters::default(),
                     BUDGET_S,

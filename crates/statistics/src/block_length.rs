@@ -143,22 +143,40 @@ pub struct Past<'a> {
     pub few: bool,
 }
 
+/// What a switch costs (seconds).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Switch {
+    /// Discarded at the start of a block.
+    pub washout: f64,
+    /// The program stands still for so long.
+    pub standstill: f64,
+}
+
+impl Switch {
+    /// A switch during which the program goes on.
+    pub fn smooth(washout: f64) -> Self {
+        Self {
+            washout,
+            standstill: 0.0,
+        }
+    }
+}
+
 /// Chooses the measured part of a block for a change with the expected `effect` (log units; 0 if unknown). Short blocks
 /// suffice for a large effect. A wrong expectation affects the length of the trial, not its level. Times are seconds:
-/// `washout` is discarded at the start of a block, a switch makes the program stand still for `standstill` (so that dear
-/// switches get longer blocks), too short `candidates` are skipped, `budget` is the longest trial.
+/// dear switches get longer blocks, too short `candidates` are skipped, `budget` is the longest trial.
 ///
 /// # Errors
 /// [`Unmeasurable`] says why no trial should start, in a sentence with numbers.
 pub fn choose(
     effect: f64,
     past: Past<'_>,
-    washout: f64,
-    standstill: f64,
+    switch: Switch,
     candidates: &[f64],
     parameters: &TrialParameters,
     budget: f64,
 ) -> Result<Choice, Unmeasurable> {
+    let Switch { washout, standstill } = switch;
     let Past {
         seconds,
         interval,
@@ -340,7 +358,7 @@ mod tests {
             interval,
             ..past(seconds, false)
         };
-        choose(0.0, past, washout, 0.0, candidates, parameters, budget)
+        choose(0.0, past, Switch::smooth(washout), candidates, parameters, budget)
     }
 
     fn past(seconds: &[(f64, f64)], few: bool) -> Past<'_> {
@@ -363,7 +381,7 @@ mod tests {
         }
         let p = TrialParameters::default();
         let scale = |few| {
-            choose(0.0, past(&seconds, few), 9.0, 0.0, &[10.0], &p, 1e9)
+            choose(0.0, past(&seconds, few), Switch::smooth(9.0), &[10.0], &p, 1e9)
                 .unwrap()
                 .scale
         };
@@ -480,7 +498,16 @@ mod tests {
         let seconds = history(Load::white(0.05), 1200, 11);
         let p = parameters();
         let usual = usual(&seconds, 1.0, 6.0, &CANDIDATES, &p, 3600.0).unwrap();
-        let of = |effect| choose(effect, past(&seconds, false), 6.0, 0.0, &CANDIDATES, &p, 3600.0);
+        let of = |effect| {
+            choose(
+                effect,
+                past(&seconds, false),
+                Switch::smooth(6.0),
+                &CANDIDATES,
+                &p,
+                3600.0,
+            )
+        };
         let large = of(0.3).unwrap();
         assert!(large.measured_s < usual.measured_s, "{large:?} {usual:?}");
         assert_eq!(large.measured_s, 3.0, "half of the washout suffices");
@@ -493,7 +520,11 @@ mod tests {
         let p = parameters();
         let of = |standstill| {
             let past = past(&seconds, false);
-            choose(0.0, past, 1.0, standstill, &CANDIDATES, &p, 3600.0).unwrap()
+            let switch = Switch {
+                washout: 1.0,
+                standstill,
+            };
+            choose(0.0, past, switch, &CANDIDATES, &p, 3600.0).unwrap()
         };
         let (free, dear) = (of(0.0), of(10.0));
         assert!(dear.measured_s > free.measured_s, "{dear:?} {free:?}");

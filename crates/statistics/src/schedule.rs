@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(probation_pairs(0, 0.1, 0.1), 0);
         assert_eq!(probation_pairs(30, 0.02, 0.1), 30);
         // (3.8 · 0.1 · 1.15 / 0.06)² = 53.05.
-        assert_eq!(probation_pairs(30, 0.1, 0.15), 38);
+        assert_eq!(probation_pairs(30, 0.1, 0.15), 54);
         assert_eq!(probation_pairs(30, 1.0, 0.15), 120);
     }
 

@@ -131,8 +131,7 @@ fn on_recorded_servers_a_placebo_is_accepted_no_more_often_than_its_level() {
             let chosen = block_length::choose(
                 0.0,
                 past,
-                WASHOUT_S as f64,
-                0.0,
+                block_length::Switch::smooth(WASHOUT_S as f64),
                 &[1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0],
                 &parameters,
                 3600.0,

@@ -354,8 +354,10 @@ fn choose(
     block_length::choose(
         0.0,
         past,
-        washout_s,
-        rules.switch_s,
+        block_length::Switch {
+            washout: washout_s,
+            standstill: rules.switch_s,
+        },
         &candidates,
         parameters,
         rules.budget_s,
