@@ -236,7 +236,7 @@ impl Watch {
             probation: Probation::new(probation_pairs, noise.spread),
             probation_pairs,
             // Alarm when the gain is lost, not only when it has become a loss.
-            detector: Holdback::below(GAIN_MIN, noise.scale),
+            detector: detector(probation_pairs, noise.scale),
             rails,
             spans: Vec::new(),
             reader: None,
@@ -349,7 +349,7 @@ impl Watch {
     /// Forgets what was seen: what is probed is another from now on.
     pub(crate) fn start_over(&mut self) {
         self.probation = Probation::new(self.probation_pairs, self.spread);
-        self.detector = Holdback::below(GAIN_MIN, self.scale);
+        self.detector = detector(self.probation_pairs, self.scale);
         for r in &mut self.rails {
             *r = Rail::new(r.member.clone(), r.neighbour, r.scale, r.fall);
         }
@@ -653,7 +653,10 @@ impl Watch {
                     },
                 )
             }
-            _ if was_in_probation && !self.in_probation() => Found::Passed,
+            _ if was_in_probation && !self.in_probation() => {
+                self.detector = detector(0, self.scale);
+                Found::Passed
+            }
             _ => Found::Fine,
         }
     }
@@ -683,6 +686,13 @@ impl Watch {
             _ => None,
         }
     }
+}
+
+/// Alarms when the gain is lost, not only when it has become a loss. A probation, which has tests of its own for that, may take some
+/// hundred pairs on a noisy machine, in which a small gain would be taken for lost by chance: there it is for losses.
+fn detector(probation_pairs: u32, scale: f64) -> Holdback {
+    let floor = if probation_pairs > 0 { 0.0 } else { GAIN_MIN };
+    Holdback::below(floor, scale)
 }
 
 impl Rail {
