@@ -464,7 +464,7 @@ fn the_switch_is_recorded_first_undoes_everything_and_holds_until_it_is_set_agai
     let forbidden = client.switch(true).unwrap();
     assert!(forbidden.changed && !forbidden.switch.on);
     let problem = forbidden.problem.unwrap();
-    assert!(problem.contains("homeostat.toml, line 3"), "{problem}");
+    assert!(problem.contains("homeostat.toml, line 2"), "{problem}");
     assert_eq!(std::fs::read_to_string(&switch).unwrap(), "on\n");
     assert_eq!(modes(&daemon), [Mode::AdviseOnly]);
     std::fs::write(&config, "[policy]\n").unwrap();

@@ -13,6 +13,8 @@ use homeostat_statistics::robust::exp_m1;
 use homeostat_statistics::trimmed::{self, Proof};
 use homeostat_statistics::{Decision, Trial};
 
+/// A slowness of the memory from which it is told (a share).
+const WORTH_TELLING: f64 = 0.01;
 /// A change is refused where the canary's memory is proven to get slower, and seems to do so by at least this (log units).
 /// That is more than a neighbour may lose: nobody's work depends on the canary.
 const CANARY_FALL: f64 = 0.05;
@@ -84,13 +86,11 @@ impl Beside {
         let Some((change, error)) = self.control.reaction() else {
             return String::new();
         };
-        let percent = |log: f64| exp_m1(log) * 100.0;
-        let mut text = format!(
-            "; memory canary {:+.1} % ({:+.1} to {:+.1})",
-            percent(change),
-            percent(change - 2.0 * error),
-            percent(change + 2.0 * error)
-        );
+        let mut text = String::new();
+        let slower = -exp_m1(change - 2.0 * error);
+        if slower >= WORTH_TELLING {
+            text = format!("; memory may be up to {:.1} % slower for others", slower * 100.0);
+        }
         if let (true, Some(lowered)) = (self.control.was_used(), self.control.lowered()) {
             let spread = lowered.sqrt();
             text.push_str(&format!(
@@ -187,7 +187,7 @@ mod tests {
         let hurt = beside.hurt(GUARDRAIL_LEVEL).unwrap();
         assert!(hurt.contains("slower for others"), "{hurt}");
         assert!(
-            beside.told().starts_with("; memory canary -"),
+            beside.told().starts_with("; memory may be up to "),
             "{}",
             beside.told()
         );

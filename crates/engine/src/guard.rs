@@ -265,8 +265,18 @@ impl Guard {
     /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
     /// too much work, as they do where being off is what the change protects from.
     pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        let pairs = self.watch.fresh_pairs;
-        if self.switchable && !self.protects && self.watch.in_probation() && self.is_cheap(pairs) {
+        // A quick verdict says little of what one of several loses.
+        let earned_in = if self.panel().is_joint() {
+            5.0 * schedule::FRESH_EARNED_IN_S
+        } else {
+            schedule::FRESH_EARNED_IN_S
+        };
+        let pairs = if self.is_cheap(self.watch.fresh_pairs, earned_in) {
+            self.watch.fresh_pairs
+        } else {
+            0
+        };
+        if self.switchable && !self.protects && self.watch.in_probation() && pairs > 0 {
             self.at_once = pairs;
             self.next_probe = now;
         }
@@ -275,9 +285,15 @@ impl Guard {
     }
 
     /// Whether so many pairs at once cost little enough.
-    fn is_cheap(&self, pairs: u32) -> bool {
+    fn is_cheap(&self, pairs: u32, earned_in: f64) -> bool {
         let off = (self.washout + self.measured).as_secs_f64();
-        schedule::is_cheap(pairs, self.effect.estimate, off, self.stall.as_secs_f64())
+        schedule::is_cheap(
+            pairs,
+            self.effect.estimate,
+            off,
+            self.stall.as_secs_f64(),
+            earned_in,
+        )
     }
 
     /// Work that a pair costs that is off for so long (seconds).
@@ -432,10 +448,15 @@ impl Guard {
         (self.washout + self.measured) * 2
     }
 
+    /// Whether the pair to come begins late. Whether the change does harm is to be known sooner than what its undo leaves.
+    fn is_long_next(&self) -> bool {
+        let looks = self.watch.in_probation() && self.watch.looks_for_a_scar();
+        looks && !self.watch.suspicious() && self.other_since.is_none()
+    }
+
     /// Length of the pair to come.
     fn next_pair(&self) -> Nanoseconds {
-        let is_long = self.watch.in_probation() && self.watch.looks_for_a_scar();
-        let washout = if is_long {
+        let washout = if self.is_long_next() {
             self.long_washout()
         } else {
             self.washout
@@ -1096,7 +1117,7 @@ impl Engine {
         g.borrowed = borrowed;
         let on = g.coins.toss();
         // Those at once tell how much is gained, the later ones whether it was the undo that looked like a gain.
-        let is_long = g.watch.in_probation() && g.watch.looks_for_a_scar() && g.watch.pairs() >= g.at_once;
+        let is_long = g.is_long_next() && g.watch.pairs() >= g.at_once;
         let washout = if is_long { g.long_washout() } else { g.washout };
         g.pairs += 1;
         g.watch.block_started();

@@ -18,7 +18,7 @@ pub const FRESH_PAIRS: u32 = 16;
 const FRESH_PAIRS_MIN: u32 = 12;
 const FRESH_WIDTH: f64 = 0.12;
 /// The pairs at once are made if they cost no more work than the change earns in this (seconds).
-const FRESH_EARNED_IN_S: f64 = 90.0;
+pub const FRESH_EARNED_IN_S: f64 = 60.0;
 /// The gain must stay above this (log units).
 pub const GAIN_MIN: f64 = 0.01;
 /// The long washout is at least this (seconds): cold caches, page tables and queues have recovered by then.
@@ -79,9 +79,9 @@ pub fn lost_by_s(pairs: u32, gain: f64, off: f64, stall: f64) -> f64 {
     f64::from(pairs) * (gain / (1.0 + gain) * off + stall)
 }
 
-/// Whether some pairs at once cost little enough; arguments as in [`lost_by_s`].
-pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64) -> bool {
-    let earned = gain.max(0.0) / (1.0 + gain.max(0.0)) * FRESH_EARNED_IN_S;
+/// Whether some pairs at once cost no more than the change earns in so many seconds; the other arguments as in [`lost_by_s`].
+pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64, earned_in: f64) -> bool {
+    let earned = gain.max(0.0) / (1.0 + gain.max(0.0)) * earned_in;
     lost_by_s(pairs, gain, off, stall) <= earned
 }
 

@@ -7,8 +7,8 @@ use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use homeostat_statistics::robust::{exp, exp_m1, ln_1p};
 use homeostat_statistics::scar::{Scar, ScarState};
 use homeostat_statistics::schedule::{
-    GAIN_MIN, SCAR_PAIRS_MAX, SETTLING_CONSTANTS, SWITCH_MARGIN, is_cheap, is_too_small, long_washout_s,
-    probation_pairs, probe_interval_s,
+    FRESH_EARNED_IN_S, GAIN_MIN, SCAR_PAIRS_MAX, SETTLING_CONSTANTS, SWITCH_MARGIN, is_cheap, is_too_small,
+    long_washout_s, probation_pairs, probe_interval_s,
 };
 use homeostat_statistics::simulation::Random;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
@@ -490,7 +490,7 @@ fn follow(
     let block_s = |washout: usize| (washout + lengths.measured) as f64 * row_s;
     let off_s = block_s(lengths.washout);
     let stall_s = 2.0 * rules.switch_s;
-    let cheap = is_cheap(rules.fresh_pairs, watch.gain(), off_s, stall_s);
+    let cheap = is_cheap(rules.fresh_pairs, watch.gain(), off_s, stall_s, FRESH_EARNED_IN_S);
     let at_once = if cheap { rules.fresh_pairs } else { 0 };
     let mut lost_fresh_s = 0.0;
     loop {
