@@ -177,8 +177,8 @@ const PROBES_OF_HARM_MAX: u32 = 20;
 const PROBE_COST_MAX: f64 = 0.05;
 /// Probes before their cost is checked.
 const PROBES_FOR_COST: u32 = 10;
-/// The pairs right after an acceptance may cost what the change earns in this (seconds).
-const MEASURED_AFRESH_S: f64 = 90.0;
+/// The pairs right after an acceptance may cost what the change earns in this (seconds): a joint change is looked at for longer.
+const MEASURED_AFRESH_S: f64 = 300.0;
 /// A program works if it would use at least this many CPUs on the machine left alone: the floor for trials.
 pub const WORKS_FROM: f64 = 0.05;
 /// Allowed loss per day above the budget of the trials. A trial may start just below the budget, and a kept change can
