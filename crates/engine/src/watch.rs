@@ -31,7 +31,7 @@ const BROKEN_SCALES: f64 = 4.0;
 const SUSPECT_SCALES: f64 = 4.0;
 /// … and so is a detector at this level: it takes two losses in a row.
 const SUSPECT_LEVEL: f64 = 3.0;
-/// Share of the last five seconds that must be read before the circuit breaker looks at them.
+/// Share of the last seconds that must be read before the circuit breaker looks at them.
 const BREAKER_COVERAGE: f64 = 0.8;
 /// Confidence of the gain that is told.
 const FRESH_CONFIDENCE: f64 = 0.90;
@@ -110,11 +110,11 @@ struct Noise {
     scale: f64,
     /// … with its rare large ones.
     spread: f64,
-    /// Pairs that measure the gain.
-    fresh_pairs: u32,
     /// … and of each.
     scales: Vec<f64>,
     breakers: Vec<Breaker>,
+    /// Pairs that measure the gain.
+    fresh_pairs: u32,
 }
 
 /// What the pairs so far amount to.
@@ -235,7 +235,6 @@ impl Watch {
             spread: noise.spread,
             probation: Probation::new(probation_pairs, noise.spread),
             probation_pairs,
-            // Alarm when the gain is lost, not only when it has become a loss.
             detector: detector(probation_pairs, noise.scale),
             rails,
             spans: Vec::new(),
@@ -256,7 +255,7 @@ impl Watch {
         Self { scar: None, ..self }
     }
 
-    /// Whether probes are drawn with a long washout, too.
+    /// Whether pairs of the probation have the long washout.
     pub(crate) fn looks_for_a_scar(&self) -> bool {
         self.scar.is_some()
     }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Pause between two rounds of loads.
 const PERIOD: Duration = Duration::from_millis(20);
-/// Loads of a round: 20 to 40 µs. With waking up that is 0.5 % of a CPU.
+/// Loads of a round: 20 to 40 µs. With waking up that was 0.8 % of a CPU.
 const LOADS: u32 = 200;
 /// Cache lines of the cycle: 64 MiB, beyond the caches and the reach of translation buffers.
 const LINES: u32 = 1 << 20;

@@ -149,7 +149,7 @@ pub struct MeterSettings {
     /// (docs/meters.md).
     pub probe_cost_max: f64,
     /// Run the memory canary during trials and probes: a process that measures how fast the machine's memory is, so that noise of
-    /// the memory can be taken out. It needs 64 MiB of memory and about 0.5 % of a CPU, and is off while memory is short.
+    /// the memory can be taken out. It needs 67 MiB of memory and about 0.8 % of a CPU, and is off while memory is short.
     pub canary: bool,
 }
 

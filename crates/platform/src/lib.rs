@@ -45,7 +45,7 @@ pub trait Sensors {
     fn follow_spans(&mut self, workloads: &[WorkloadId]) {
         let _ = workloads;
     }
-    /// Whether the memory canary is to run from the next sample on. It needs 64 MiB and about 0.5 % of a CPU. What it
+    /// Whether the memory canary is to run from the next sample on. It needs 67 MiB and about 0.8 % of a CPU. What it
     /// measures, or why there is none, is in [`Snapshot::canary`].
     fn keep_canary(&mut self, wanted: bool) {
         let _ = wanted;

@@ -11,6 +11,7 @@
 //!
 //! All values are log units. Coverage holds for a number of pairs that was fixed beforehand.
 
+use crate::guard::usable_scale;
 use crate::robust::mean;
 use serde::{Deserialize, Serialize};
 
@@ -62,13 +63,8 @@ pub struct Fresh {
 impl Fresh {
     /// `scale`: standard deviation of a pair's difference at acceptance. It only says how much a broken block counts.
     pub fn new(scale: f64) -> Self {
-        let scale = if scale.is_finite() {
-            scale.clamp(1e-4, 10.0)
-        } else {
-            0.05
-        };
         Self {
-            scale,
+            scale: usable_scale(scale),
             pairs: Vec::new(),
             seen: 0,
         }

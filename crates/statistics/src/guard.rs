@@ -30,7 +30,8 @@ const EARLY_PAIRS_MIN: usize = 6;
 const WORST_SCALES: f64 = 8.0;
 const PROBATION_PAIRS_LIMIT: u32 = 10_000;
 
-fn usable_scale(scale: f64) -> f64 {
+/// A scale by which can be divided, whatever was given.
+pub(crate) fn usable_scale(scale: f64) -> f64 {
     if scale.is_finite() {
         scale.clamp(1e-4, 10.0)
     } else {

@@ -2,7 +2,7 @@
 //!
 //! A trial compares on blocks with off blocks. If the undo itself slows the program for a while (cold caches, split
 //! pages), off blocks look bad and a useless change looks like a gain. Longer washouts tell: a scar fades, a gain stays.
-//! So a second coin gives each probe pair the short washout or the long one, [`LONG`] times as long.
+//! So the probe pairs right after the acceptance have the washout of the trial, and those that follow a longer one.
 //!
 //! Both questions are answered by e-values like those of the trial, valid at any moment and for any noise:
 //!
@@ -13,11 +13,12 @@
 //! A scar that outlasts the long washout and the block after it looks the same in both kinds, and is not found here.
 //! All differences are on − off in log units.
 
+use crate::guard::usable_scale;
 use crate::robust::{ln, ln_mean_exp, one_plus_tanh};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// The long washout is this many times the short one.
+/// The long washout is at least this many times the short one.
 pub const LONG: f64 = 4.0;
 /// Each of the two tests errs with at most this probability, ever.
 pub const LEVEL: f64 = 0.01;
@@ -103,11 +104,7 @@ impl Scar {
     /// `scale`: standard deviation of a pair's difference at acceptance (log units). It sets the stakes: a wrong scale
     /// costs pairs, never validity.
     pub fn new(scale: f64) -> Self {
-        let scale = if scale.is_finite() {
-            scale.clamp(1e-4, 10.0)
-        } else {
-            0.05
-        };
+        let scale = usable_scale(scale);
         Self {
             scale,
             long: Bets::new(scale),
@@ -119,7 +116,8 @@ impl Scar {
         }
     }
 
-    /// Takes the difference of a pair. Fair coins decided its order and whether its washout `is_long`.
+    /// Takes the difference of a pair whose order a fair coin decided. Whether its washout `is_long` must not depend on that
+    /// coin.
     ///
     /// −∞ (a broken on block) counts as a loss of eight scales. Other differences that are no numbers teach nothing.
     /// A scar is final. A clear change may still be found to have one.
@@ -145,7 +143,7 @@ impl Scar {
         self.state
     }
 
-    /// Bets on a long and a short pair together. Which pairs meet depends on the coins for the washout only.
+    /// Bets on a long and a short pair together. Which pairs meet does not depend on the coins of their order.
     fn match_up(&mut self, difference: f64, is_long: bool) {
         if self.waiting.is_empty() || self.waiting_long == is_long {
             self.waiting_long = is_long;

@@ -46,9 +46,19 @@ pub const PROBE_INTERVAL_MAX_S: f64 = 86_400.0;
 /// and [`FRESH_PAIRS`] at most. `spread`: standard deviation of a pair's difference with its rare
 /// large ones (log units).
 pub fn fresh_pairs(spread: f64, gain: f64) -> u32 {
+    pairs_to_tell(FRESH_WIDTH, spread, gain).clamp(FRESH_PAIRS_MIN, FRESH_PAIRS)
+}
+
+/// Pairs after which the interval of this gain is so wide (relative).
+fn pairs_to_tell(wanted: f64, spread: f64, gain: f64) -> u32 {
     let width = WIDTH_IN_SPREADS * spread * (1.0 + gain.max(0.0));
-    let wanted = (width / FRESH_WIDTH).powi(2).ceil() as u32;
-    wanted.clamp(FRESH_PAIRS_MIN, FRESH_PAIRS)
+    (width / wanted).powi(2).ceil() as u32
+}
+
+/// Share of the work with the change that is lost without it.
+fn share_lost(gain: f64) -> f64 {
+    let gain = gain.max(0.0);
+    gain / (1.0 + gain)
 }
 
 /// Pairs of the probation, those at once included. `asked`: fewest; 0 is no probation. `spread`: standard deviation of a
@@ -57,9 +67,7 @@ pub fn probation_pairs(asked: u32, spread: f64, gain: f64) -> u32 {
     if asked == 0 {
         return 0;
     }
-    let width = WIDTH_IN_SPREADS * spread * (1.0 + gain.max(0.0));
-    let told_after = (width / TOLD_WIDTH).powi(2).ceil() as u32;
-    asked.max(told_after.min(PROBATION_PAIRS_MAX))
+    asked.max(pairs_to_tell(TOLD_WIDTH, spread, gain).min(PROBATION_PAIRS_MAX))
 }
 
 /// The long washout for a usual one.
@@ -75,14 +83,12 @@ pub fn is_too_small(upper: f64) -> bool {
 /// Work that some probe pairs cost: `off` is the length of a block, `stall` the standstill that switching off and on
 /// causes.
 pub fn lost_by_s(pairs: u32, gain: f64, off: f64, stall: f64) -> f64 {
-    let gain = gain.max(0.0);
-    f64::from(pairs) * (gain / (1.0 + gain) * off + stall)
+    f64::from(pairs) * (share_lost(gain) * off + stall)
 }
 
 /// Whether some pairs at once cost no more than the change earns in so many seconds; the other arguments as in [`lost_by_s`].
 pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64, earned_in: f64) -> bool {
-    let earned = gain.max(0.0) / (1.0 + gain.max(0.0)) * earned_in;
-    lost_by_s(pairs, gain, off, stall) <= earned
+    lost_by_s(pairs, gain, off, stall) <= share_lost(gain) * earned_in
 }
 
 /// Time between two probe pairs of the probation: `pair` is the length of one, `gain` the proven gain, `stall` the
@@ -90,8 +96,7 @@ pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64, earned_in: f64) -> 
 pub fn probe_interval_s(pair: f64, gain: f64, stall: f64) -> f64 {
     // Off costs this share of what on does. A pair is off for half its length, and for up to as long the change is on its
     // way back.
-    let gain = if gain.is_finite() { gain.max(0.0) } else { 0.0 };
-    let share = gain / (1.0 + gain);
+    let share = if gain.is_finite() { share_lost(gain) } else { 0.0 };
     let affordable = (PROBE_GAIN_MAX * share).min(PROBE_COST_MAX);
     let apart = if affordable > 0.0 {
         ((share * pair + stall) / affordable).min(PROBE_INTERVAL_MAX_S)
