@@ -46,6 +46,9 @@ const SCAN_SHARE: f64 = 0.001;
 /// Larger share for a while after a memory shortage: two scans must show who takes memory, and the losers cannot wait.
 const SCAN_SHARE_HURRIED: f64 = 0.01;
 const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
+/// So many scans have the larger share at the start. The first one reads every process anew: it costs 30 to 100 ms where
+/// those to come cost 2 to 10 ms, and would delay the second one, which tells who works, by half a minute.
+const SCANS_AT_START: u32 = 4;
 /// Wait after an effector said "not now".
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
 /// "Not now" answers in a row after which an action counts as failed.
@@ -137,6 +140,8 @@ pub struct Runtime<P, C> {
     /// The engine's sampling plan at the end of the last turn.
     plan: Option<SamplingPlan>,
     next_scan: Nanoseconds,
+    /// Scans since the start.
+    scans: u32,
     next_detail: Nanoseconds,
     next_quick: Nanoseconds,
     looked_at: Nanoseconds,
@@ -225,6 +230,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             stories: Vec::new(),
             plan: None,
             next_scan: now,
+            scans: 0,
             next_detail: now,
             next_quick: now,
             looked_at: now,
@@ -360,7 +366,13 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
         if scan {
             let cost = self.clock.cpu_time().saturating_sub(used);
             self.scanned = (now, cost);
-            self.next_scan = now + plan.scan_every.max(spread(cost, SCAN_SHARE));
+            self.scans = self.scans.saturating_add(1);
+            let share = if self.scans < SCANS_AT_START {
+                SCAN_SHARE_HURRIED
+            } else {
+                SCAN_SHARE
+            };
+            self.next_scan = now + plan.scan_every.max(spread(cost, share));
         }
         // Keep the rhythm; after a long delay, or after a sample that was taken for another reason, start a new one.
         let next = |kept: bool, due: Nanoseconds, every: Nanoseconds| match due + every {

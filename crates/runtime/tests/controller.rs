@@ -19,7 +19,7 @@ use homeostat_platform::{Clock, Effectors, PlatformError, SampleRequest, Sensors
 use homeostat_runtime::{Runtime, restore};
 use homeostat_sensors::memory_settings::{FILES, MemorySettings};
 use homeostat_store::{HistoryOptions, Journal, JournalOptions, ResilientHistory};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -28,9 +28,9 @@ const FOUND: [u64; 3] = [60, 100, 10];
 const MEMORY: Bytes = Bytes::from_mib(4096);
 const SECOND: Nanoseconds = Nanoseconds::from_secs(1);
 
-/// Virtual time.
+/// Virtual time, and CPU time of the loop.
 #[derive(Clone, Default)]
-struct Time(Rc<Cell<u64>>);
+struct Time(Rc<Cell<u64>>, Rc<Cell<Nanoseconds>>);
 
 impl Clock for Time {
     fn now(&self) -> Nanoseconds {
@@ -38,6 +38,9 @@ impl Clock for Time {
     }
     fn unix_seconds(&self) -> u64 {
         1_700_000_000 + self.0.get() / SECOND.0
+    }
+    fn cpu_time(&self) -> Nanoseconds {
+        self.1.get()
     }
     fn sleep(&self, length: Nanoseconds) {
         self.0.set(self.0.get() + length.0);
@@ -53,6 +56,9 @@ struct Host {
     pages: Rc<Cell<u64>>,
     before: Option<Nanoseconds>,
     known: Vec<homeostat_model::MemorySetting>,
+    /// What a scan costs, and when there was one.
+    scan_cost: Nanoseconds,
+    scans: Rc<RefCell<Vec<Nanoseconds>>>,
 }
 
 impl Sensors for Host {
@@ -90,6 +96,8 @@ impl Sensors for Host {
         let interval = self.before.map_or(Nanoseconds::ZERO, |before| at - before);
         self.before = Some(at);
         if request.scan {
+            self.scans.borrow_mut().push(at);
+            self.time.1.set(self.time.1.get() + self.scan_cost);
             let effectors = &self.effectors;
             self.known = self.settings.look(at, |file| effectors.holder(file));
             let _ = self.effectors.review(&std::collections::BTreeMap::new());
@@ -155,6 +163,8 @@ struct World {
     pages: Rc<Cell<u64>>,
     runtime: Option<Runtime<Host, Time>>,
     stories: Vec<String>,
+    scan_cost: Nanoseconds,
+    scans: Rc<RefCell<Vec<Nanoseconds>>>,
 }
 
 fn policy(profile: Profile) -> Policy {
@@ -167,6 +177,10 @@ fn policy(profile: Profile) -> Policy {
 
 impl World {
     fn new(profile: Profile) -> Self {
+        Self::with_scans_that_cost(Nanoseconds::ZERO, profile)
+    }
+
+    fn with_scans_that_cost(scan_cost: Nanoseconds, profile: Profile) -> Self {
         let tree = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {
             let path = tree.path().join("root").join(file.trim_start_matches('/'));
@@ -183,6 +197,8 @@ impl World {
             pages: Rc::default(),
             runtime: None,
             stories: vec![],
+            scan_cost,
+            scans: Rc::default(),
         };
         world.start(profile);
         world
@@ -206,6 +222,8 @@ impl World {
             pages: self.pages.clone(),
             before: None,
             known: vec![],
+            scan_cost: self.scan_cost,
+            scans: self.scans.clone(),
         };
         let history = ResilientHistory::open(
             &self.tree.path().join("state/history.db"),
@@ -291,6 +309,16 @@ fn paging_moves_the_settings_and_quiet_gives_them_back() {
     assert!(world.runtime.as_ref().unwrap().view().in_force.is_empty());
     world.runtime = None;
     assert_eq!(world.journal().owed().count(), 0);
+}
+
+#[test]
+fn dear_scans_are_spread_out_but_for_those_at_the_start() {
+    let mut world = World::with_scans_that_cost(Nanoseconds::from_millis(40), Profile::Homeostat);
+    world.run(200);
+    let scans = world.scans.borrow();
+    let apart: Vec<u64> = scans.windows(2).map(|w| (w[1] - w[0]).0 / SECOND.0).collect();
+    // The policy's own interval is ten seconds; 40 ms are a thousandth of 40 s.
+    assert_eq!(apart[..5], [10, 10, 10, 40, 40]);
 }
 
 #[test]
