@@ -24,6 +24,23 @@ const CONTENDED: f64 = 0.05;
 /// The circuit breaker averages over this, or over the measured part of a shorter block.
 pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(BREAKER_SECONDS as u64);
 
+/// From so many switches on, one that is slower than any other by this factor is not one to expect: on a busy host one switch of
+/// 512 MiB took 8 s, and those around it half a second.
+const SWITCHES_MIN: usize = 4;
+const SLOW_SWITCH: u64 = 2;
+
+/// How long the next switch may take, by the last ones: as long as the slowest. A busy moment of the host makes a single one slow,
+/// and the next blocks would all be as long: such a one counts as the second slowest. Its own block shows less than there is.
+pub(crate) fn next_switch(past: impl Iterator<Item = Nanoseconds>) -> Nanoseconds {
+    let mut all: Vec<Nanoseconds> = past.collect();
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    match all.as_slice() {
+        [slowest, second, ..] if all.len() >= SWITCHES_MIN && *slowest > *second * SLOW_SWITCH => *second,
+        [slowest, ..] => *slowest,
+        [] => Nanoseconds::ZERO,
+    }
+}
+
 /// What the length of blocks is chosen from: the passive history before the trial.
 #[derive(Clone, Debug)]
 pub(crate) struct Lengths {
@@ -302,6 +319,18 @@ mod tests {
 
     fn at(t: u64) -> Nanoseconds {
         Nanoseconds::from_secs(t)
+    }
+
+    #[test]
+    fn one_slow_switch_does_not_make_the_next_blocks_long() {
+        let of = |past: &[u64]| next_switch(past.iter().map(|ms| Nanoseconds::from_millis(*ms)));
+        let ms = Nanoseconds::from_millis;
+        assert_eq!(of(&[]), Nanoseconds::ZERO);
+        assert_eq!(of(&[300, 900]), ms(900), "too few to know better");
+        assert_eq!(of(&[300, 40, 8000, 50, 320, 40]), ms(320));
+        assert_eq!(of(&[300, 40, 500, 50, 320, 40]), ms(500));
+        // Two are how it is.
+        assert_eq!(of(&[300, 40, 8000, 50, 7000, 40]), ms(8000));
     }
 
     #[test]

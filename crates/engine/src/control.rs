@@ -87,9 +87,9 @@ impl Beside {
             return String::new();
         };
         let mut text = String::new();
-        let slower = -exp_m1(change - 2.0 * error);
+        let slower = -exp_m1(change + 2.0 * error);
         if slower >= WORTH_TELLING {
-            text = format!("; memory may be up to {:.1} % slower for others", slower * 100.0);
+            text = format!("; memory is at least {:.1} % slower for others", slower * 100.0);
         }
         if let (true, Some(lowered)) = (self.control.was_used(), self.control.lowered()) {
             let spread = lowered.sqrt();
@@ -187,7 +187,7 @@ mod tests {
         let hurt = beside.hurt(GUARDRAIL_LEVEL).unwrap();
         assert!(hurt.contains("slower for others"), "{hurt}");
         assert!(
-            beside.told().starts_with("; memory may be up to "),
+            beside.told().starts_with("; memory is at least "),
             "{}",
             beside.told()
         );

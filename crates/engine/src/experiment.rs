@@ -3,7 +3,7 @@
 //! The state machine is pure and small: it is told that a switch settled or that time passed, and answers with what
 //! it needs next ([`Need`]). The engine turns needs into commands.
 
-use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective};
+use crate::blocks::{BREAKER_SPAN, Block, BlockState, Lengths, Objective, next_switch};
 use crate::coins::Coins;
 use crate::control::Beside;
 use crate::harm::{By, Hurt};
@@ -43,7 +43,7 @@ const STANDSTILL: f64 = 0.80;
 const STANDSTILL_SPAN: Nanoseconds = Nanoseconds::from_secs(5);
 /// … if it lasts for so long.
 const STANDSTILL_FOR: Nanoseconds = Nanoseconds::from_secs(10);
-/// Of so many switches the slowest counts.
+/// Switches that are remembered.
 const SWITCHES: usize = 6;
 /// The first switch is taken to be at most this many times as slow as those to come.
 const FIRST_SWITCH_SLOWER: u64 = 4;
@@ -902,8 +902,7 @@ impl Experiment {
         self.conclude(now, verdict, format!("{effect}, but {}", hurt.text))
     }
 
-    /// The slowest of the last switches says how long the next ones may take: of all, one that a busy moment made slow would
-    /// lengthen each block to come.
+    /// The last switches say how long the next ones may take.
     fn note_switch(&mut self, took: Nanoseconds) {
         if self.switches.len() == SWITCHES {
             self.switches.pop_front();
@@ -918,7 +917,7 @@ impl Experiment {
             underway = now - self.switch_started;
         }
         let coin = if self.trial.needs_coin() {
-            let slowest = self.switches.iter().copied().fold(underway, Nanoseconds::max);
+            let slowest = next_switch(self.switches.iter().copied()).max(underway);
             let margin = Nanoseconds::from_secs_f64(slowest.as_secs_f64() * SWITCH_MARGIN);
             let settling = self.settling();
             let wanted = (margin + settles(settling.min(EFFECT_SETTLING_MAX)))
