@@ -46,12 +46,12 @@ const LEVEL: f64 = 0.05;
 const FILL_PATIENCE: Duration = Duration::from_secs(120);
 /// How long an undo may take.
 const UNDO_PATIENCE: Duration = Duration::from_secs(30);
-/// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages.
-const LATENCY_MIB: u64 = 1024;
+/// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages, and switched in a third of a second.
+const LATENCY_MIB: u64 = 512;
 
 /// Prove a real gain on a real process, live, in under five minutes.
 ///
-/// Needs root. large-pages starts `latency` (a pointer chase over 1 GiB) and, if it is installed, a redis-server with a
+/// Needs root. large-pages starts `latency` (a pointer chase over 512 MiB) and, if it is installed, a redis-server with a
 /// load generator; a private daemon finds them, tries large pages on and off in random order, judges, and undoes.
 /// Where the kernel gives programs large pages from the start (THP=always), it shows shared memory, or file-cache.
 /// file-cache starts a program that works on a file and one that reads a large file, in a control group with too little
@@ -230,8 +230,9 @@ impl Demo {
             )),
             Some(Ok(mut redis)) => {
                 stage.say(&format!(
-                    "\n2. redis-server: {:.1} million keys, read at random by redis-benchmark.",
-                    redis.keys_filled() as f64 / 1e6
+                    "\n2. redis-server: {:.1} million keys, read at random by redis-benchmark, {} at a time.",
+                    redis.keys_filled() as f64 / 1e6,
+                    children::REDIS_KEYS_PER_READ
                 ));
                 match redis.start_load(&scratch) {
                     Ok(()) => summary.workloads.push(stage.prove(
