@@ -4,8 +4,8 @@
 use crate::api::{Effect, SCHEMA, Switch, finite};
 pub use homeostat_model::Capability;
 use homeostat_model::{
-    ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Machine, MeterId, StrategyId, Verdict,
-    WorkloadId,
+    ExperimentId, ExperimentKind, ExperimentRecord, Fingerprint, Machine, MeterId, NotExcluded, OffLevel,
+    StrategyId, Verdict, WorkloadId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +147,12 @@ pub struct PastExperiment {
     /// Whether meters of kernel work by which it was judged kept their meaning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meanings: Vec<TrialMeaning>,
+    /// The level without the change against the level before the trial; absent where the two do not compare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off_level: Option<OffLevel>,
+    /// Losses that an accepted trial does not exclude, the largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_excluded: Vec<NotExcluded>,
     /// Evidence for a gain (e-value).
     pub evidence: Option<f64>,
     /// Time the workload stood still for our changes.
@@ -297,6 +303,8 @@ impl From<&ExperimentRecord> for PastExperiment {
             effect: e.known_effect().map(Into::into),
             spans: e.spans.iter().map(Into::into).collect(),
             meanings: e.meanings.iter().map(Into::into).collect(),
+            off_level: e.off_level,
+            not_excluded: e.not_excluded.clone(),
             evidence: finite(e.evidence),
             stalled_s: e.stalled.as_secs_f64(),
             bloat_bytes: e.bloat.0,

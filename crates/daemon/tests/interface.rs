@@ -40,7 +40,7 @@ fn varlink_type(rust: &str) -> String {
     }
     match rust {
         "String" | "WorkloadId" | "StrategyId" | "MeterId" | "Stage" | "Verdict" | "WorkloadKind"
-        | "ExperimentKind" => "string".into(),
+        | "ExperimentKind" | "LossIn" => "string".into(),
         "u32" | "u64" | "i64" | "Nanoseconds" | "ActionId" | "ExperimentId" => "int".into(),
         "f64" => "float".into(),
         other => other.into(),

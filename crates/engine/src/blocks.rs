@@ -9,7 +9,7 @@
 use crate::panel::{Gauge, Reading};
 use crate::series::{EDGE_TOLERANCE, Sums};
 use crate::strategy::Load;
-use homeostat_model::{BlockRecord, Effect, Nanoseconds};
+use homeostat_model::{BlockRecord, Effect, LossIn, Nanoseconds};
 use homeostat_statistics::TrialParameters;
 use homeostat_statistics::block_length::{self, BREAKER_SECONDS, Choice, Past, Switch, Unmeasurable};
 use homeostat_statistics::robust::ln;
@@ -96,6 +96,14 @@ impl Objective {
         match self {
             Self::WorkPerSecond => "work per second",
             Self::CpuPerWork => "work per CPU second",
+        }
+    }
+
+    /// A loss by it.
+    pub(crate) fn loss(self) -> LossIn {
+        match self {
+            Self::WorkPerSecond => LossIn::WorkPerSecond,
+            Self::CpuPerWork => LossIn::WorkPerCpuSecond,
         }
     }
 

@@ -6,6 +6,7 @@
 
 use crate::canary::CanaryLog;
 use crate::experiment::Experiment;
+use crate::off_level::Levels;
 use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, GUARDRAIL_LEVEL};
 use homeostat_model::{BlockRecord, Nanoseconds};
 use homeostat_statistics::control::Control;
@@ -25,6 +26,8 @@ pub(crate) struct Beside {
     /// CPU time that homeostat used while the trial ran.
     pub(crate) own_cpu: Nanoseconds,
     pub(crate) canary: CanaryLog,
+    /// The level without the change, in the trial and before.
+    pub(crate) levels: Levels,
     control: Control,
     /// The canary's speed in the blocks with the change on, and off (log units).
     on: Vec<f64>,
@@ -104,6 +107,7 @@ impl Beside {
 impl Experiment {
     /// Takes a finished block. Returns the trial's decision.
     pub(crate) fn judge(&mut self, mut record: BlockRecord, now: Nanoseconds) -> Decision {
+        self.beside.levels.observe(&record);
         // Bounded losses: the bound is about what is measured, and memory is short then.
         if self.setup.parameters.loss_max.is_none() {
             self.beside.adjust(&mut record, now);

@@ -195,7 +195,7 @@ pub(crate) struct Experiment {
     /// The rollout, of a change that cannot be switched back cheaply.
     pub(crate) staged: Option<Staged>,
     /// The part of a rollout that goes on round trips.
-    trip: Option<usize>,
+    pub(crate) trip: Option<usize>,
     /// Its workloads that ended, whose names others may have.
     pub(crate) orphans: BTreeSet<WorkloadId>,
     /// Its workloads for whose sake it was broken off.
@@ -619,7 +619,7 @@ impl Experiment {
             let reason = format!(
                 "evidence {capital:.0} (needed {needed:.0}) in {} of {stages} stages{}",
                 stage + 1,
-                self.not_excluded(By::Slots)
+                self.largest_not_excluded()
             );
             return self.conclude(now, Verdict::Accepted, reason);
         }
@@ -854,7 +854,7 @@ impl Experiment {
                     self.evidence(),
                     1.0 / parameters.alpha,
                     self.blocks.len(),
-                    self.beside.told() + &self.price() + &self.not_excluded(By::Blocks)
+                    self.beside.told() + &self.price() + &self.largest_not_excluded()
                 ),
             ),
             Decision::Harm | Decision::Futile if self.trip.is_some() => {

@@ -4,12 +4,11 @@
 //! there are. Each side divides its half among its guardrails.
 
 use crate::experiment::Experiment;
-use crate::panel::{Guardrail, NOT_EXCLUDED_CONFIDENCE};
+use crate::panel::Guardrail;
 use crate::spans::{self, SpanRail};
+use homeostat_model::NotExcluded;
 
-/// Losses that are told at most …
-const TOLD_MAX: usize = 3;
-/// … if they are larger than this (log units).
+/// Losses that are not excluded are told if they are larger than this (a share).
 const TOLD_MIN: f64 = 0.0005;
 
 /// Which readings are compared.
@@ -77,29 +76,28 @@ impl Experiment {
         by_work.or_else(by_spans).or_else(by_canary)
     }
 
-    /// The largest losses that the guardrails do not exclude, for the reason of an acceptance. A guardrail shows that no
-    /// loss is proven, which is not the same as none.
-    pub(crate) fn not_excluded(&self, by: By) -> String {
-        let rails = self.rails.iter().filter_map(|r| {
-            let fall = r.not_excluded(by)?;
-            Some((fall, r.loses_up_to(fall)))
-        });
-        let spans = self.spans.iter().filter_map(|s| {
-            let rise = s.not_excluded(by)?;
-            Some((rise, s.takes_up_to(rise)))
-        });
-        let mut all: Vec<(f64, String)> = rails.chain(spans).filter(|(most, _)| *most > TOLD_MIN).collect();
-        all.sort_by(|a, b| b.0.total_cmp(&a.0));
-        all.truncate(TOLD_MAX);
-        if all.is_empty() {
-            return String::new();
-        }
-        let told: Vec<String> = all.into_iter().map(|(_, text)| text).collect();
-        format!(
-            "; not excluded ({:.0} % confidence): {}",
-            NOT_EXCLUDED_CONFIDENCE * 100.0,
-            told.join(", ")
-        )
+    /// The losses that the guardrails do not exclude, the largest first.
+    pub(crate) fn not_excluded(&self) -> Vec<NotExcluded> {
+        let by = match &self.staged {
+            Some(_) if self.trip.is_none() => By::Slots,
+            _ => By::Blocks,
+        };
+        let rails = self.rails.iter().filter_map(|r| r.not_excluded(by));
+        let spans = self.spans.iter().filter_map(|s| s.not_excluded(by));
+        let mut all: Vec<NotExcluded> = rails.chain(spans).filter(|n| n.most > TOLD_MIN).collect();
+        all.sort_by(|a, b| b.most.total_cmp(&a.most));
+        all
+    }
+
+    /// The largest of them, for the reason of an acceptance.
+    pub(crate) fn largest_not_excluded(&self) -> String {
+        let all = self.not_excluded();
+        all.first().map_or_else(String::new, |largest| {
+            format!(
+                "; not excluded ({:.0} % confidence): {largest}",
+                largest.confidence * 100.0
+            )
+        })
     }
 
     /// Questions asked of neighbours, or of those that are tried.

@@ -40,6 +40,7 @@ mod hindered;
 mod losses;
 mod meaning;
 mod meters;
+mod off_level;
 mod owners;
 mod panel;
 mod places;

@@ -16,7 +16,7 @@ use crate::blocks::{COVERAGE_MIN, Objective};
 use crate::harm::By;
 use crate::meaning::SlotSpan;
 use crate::series::{Series, Sums};
-use homeostat_model::{Effect, Fingerprint, MeterId, Nanoseconds, WorkloadId};
+use homeostat_model::{Effect, Fingerprint, MeterId, Nanoseconds, NotExcluded, WorkloadId};
 use homeostat_statistics::robust::{exp_m1, ln, student_t_limit, variance};
 use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::{self, Comparison, Proof};
@@ -297,6 +297,15 @@ impl<'a> Gauge<'a> {
         reading
     }
 
+    /// The score over a span of the past, where it counts as a block would.
+    pub(crate) fn whole(&self, from: Nanoseconds, to: Nanoseconds) -> Option<f64> {
+        let reading = self.read(from, to);
+        let covered = reading.seconds >= COVERAGE_MIN * (to - from).as_secs_f64();
+        reading
+            .score
+            .filter(|score| score.is_finite() && covered && !reading.idle)
+    }
+
     /// The score over the last seconds, from `from` to `now`, when nearly all of a `span` was measured and no lull.
     pub(crate) fn last_seconds(&self, from: Nanoseconds, now: Nanoseconds, span: Nanoseconds) -> Option<f64> {
         let reading = self.read(from, now);
@@ -458,24 +467,20 @@ impl Guardrail {
         self.compare()
     }
 
-    /// The largest fall (log units) that these readings do not exclude; `None` with too few of them, and for the reader that
-    /// the change contains, whose loss is told by itself.
-    pub(crate) fn not_excluded(&self, by: By) -> Option<f64> {
+    /// The largest fall that these readings do not exclude; `None` with too few of them, and for the reader that the change
+    /// contains, whose loss is told by itself.
+    pub(crate) fn not_excluded(&self, by: By) -> Option<NotExcluded> {
         let found = match by {
             By::Blocks => self.compare(),
             By::Slots => staged::moved_with_the_share(&self.slots),
         };
-        found.filter(|_| self.concedes.is_none()).map(largest_fall)
-    }
-
-    /// A fall in words.
-    pub(crate) fn loses_up_to(&self, fall: f64) -> String {
-        format!(
-            "{} loses up to {:.1} % {}",
-            self.member.workload,
-            -exp_m1(-fall) * 100.0,
-            self.member.objective.words()
-        )
+        let found = found.filter(|_| self.concedes.is_none())?;
+        Some(NotExcluded {
+            workload: self.member.workload.clone(),
+            what: self.member.objective.loss(),
+            most: -exp_m1(-largest_fall(found)),
+            confidence: NOT_EXCLUDED_CONFIDENCE,
+        })
     }
 
     /// Standard deviation of the difference of one block that is on and one that is off (log units), as seen so far; `None`

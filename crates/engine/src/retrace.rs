@@ -250,6 +250,8 @@ mod tests {
             spans: Vec::new(),
             meanings: Vec::new(),
             fresh: None,
+            off_level: None,
+            not_excluded: Vec::new(),
             settling: None,
             reader: None,
             machine: String::new(),

@@ -16,10 +16,12 @@
 use crate::blocks::COVERAGE_MIN;
 use crate::harm::By;
 use crate::meaning::SlotSpan;
-use crate::panel::{GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, effect_between, largest_fall};
+use crate::panel::{
+    GUARDRAIL_BLOCKS, GUARDRAIL_ERROR_MIN, Member, NOT_EXCLUDED_CONFIDENCE, effect_between, largest_fall,
+};
 use crate::series::Series;
 use homeostat_model::experiment::time_in_words;
-use homeostat_model::{Effect, Nanoseconds, SpanChange, SpansAccount, WorkloadId};
+use homeostat_model::{Effect, LossIn, Nanoseconds, NotExcluded, SpanChange, SpansAccount, WorkloadId};
 use homeostat_statistics::guard::Holdback;
 use homeostat_statistics::robust::{exp, exp_m1, ln, mean, variance};
 use homeostat_statistics::staged;
@@ -201,9 +203,9 @@ impl SpanRail {
         })
     }
 
-    /// The largest rise of its longest spans (log units) that these readings do not exclude, as long as they are or for the
+    /// The largest rise of its longest spans that these readings do not exclude, as long as they are or for the
     /// work done in them. `None` with too few of them.
-    pub(crate) fn not_excluded(&self, by: By) -> Option<f64> {
+    pub(crate) fn not_excluded(&self, by: By) -> Option<NotExcluded> {
         let [share, ..] = SHARES;
         let largest = |length: fn(&Seen, Share) -> f64| -> Option<f64> {
             let shortness = |arm: &[Seen]| arm.iter().map(|s| -length(s, share)).collect::<Vec<f64>>();
@@ -217,18 +219,13 @@ impl SpanRail {
             };
             found.map(largest_fall)
         };
-        Some(largest(Seen::length)?.min(largest(Seen::length_for_its_work)?))
-    }
-
-    /// A rise in words.
-    pub(crate) fn takes_up_to(&self, rise: f64) -> String {
-        let [share, ..] = SHARES;
-        format!(
-            "{}: {} takes up to {:.0} % longer",
-            self.member.workload,
-            share.words(),
-            exp_m1(rise) * 100.0
-        )
+        let rise = largest(Seen::length)?.min(largest(Seen::length_for_its_work)?);
+        Some(NotExcluded {
+            workload: self.member.workload.clone(),
+            what: LossIn::Spans,
+            most: exp_m1(rise),
+            confidence: NOT_EXCLUDED_CONFIDENCE,
+        })
     }
 
     /// Whether it has seen enough to say something.

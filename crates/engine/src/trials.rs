@@ -402,16 +402,19 @@ impl Engine {
             .unwrap_or(self.now)
     }
 
-    fn gauge<'a>(&'a self, panel: &'a Panel) -> Option<Gauge<'a>> {
+    pub(crate) fn gauge<'a>(&'a self, panel: &'a Panel) -> Option<Gauge<'a>> {
         Gauge::new(panel, |id| self.workloads.get(id).map(|w| &w.series))
+    }
+
+    /// When the passive history begins.
+    pub(crate) fn passive_since(&self, panel: &Panel) -> Nanoseconds {
+        let kept = Nanoseconds::from_secs_f64(self.policy.observe_max_s);
+        self.observed_since(panel).max(self.now.saturating_sub(kept))
     }
 
     /// Passive history: work and what the objective divides it by, per interval.
     fn passive(&self, panel: &Panel) -> Vec<(f64, f64)> {
-        let since = self.observed_since(panel).max(
-            self.now
-                .saturating_sub(Nanoseconds::from_secs_f64(self.policy.observe_max_s)),
-        );
+        let since = self.passive_since(panel);
         self.gauge(panel)
             .map(|gauge| gauge.history(since, self.policy.detail_interval_s))
             .unwrap_or_default()
@@ -903,6 +906,7 @@ impl Engine {
             .get(&experiment.setup.panel.lead().workload)
             .map(|w| w.lost_when_proposed)
             .unwrap_or_default();
+        experiment.beside.levels = self.levels_before(&experiment);
         experiment.rails = rails;
         experiment.spans = self.span_rails(&experiment);
         experiment.span_rise_max = self.policy.span_rise_max;
@@ -1753,6 +1757,9 @@ impl Engine {
         for meaning in record.meanings.iter().filter(told) {
             self.narrate(&meaning.workload, meaning.to_string(), false);
         }
+        if let Some(scar) = record.off_level.filter(|level| level.may_be_a_scar) {
+            self.narrate(&record.workload, scar.to_string(), true);
+        }
         let placebo = e.setup.kind == ExperimentKind::Placebo;
         let panel = e.setup.panel.clone();
         // Whoever has the name of one that ended is another.
@@ -1772,6 +1779,8 @@ impl Engine {
             blocks: e.blocks.len() as u32,
             ended_unix: self.unix,
             reason: e.reason.clone(),
+            off_level: record.off_level,
+            not_excluded: record.not_excluded.clone(),
         });
         if placebo {
             if let Some(m) = living.first() {
@@ -2189,6 +2198,10 @@ impl Engine {
     pub(crate) fn record(&self, e: &Experiment, verdict: Option<Verdict>) -> ExperimentRecord {
         let s = &e.setup;
         let lead = s.panel.lead();
+        let shown = verdict.filter(|_| !e.blocks.is_empty()).map(|_| e.effect());
+        let gain = shown
+            .filter(|_| s.kind != ExperimentKind::Placebo)
+            .map(|x| x.estimate);
         ExperimentRecord {
             id: s.id,
             kind: s.kind,
@@ -2221,10 +2234,15 @@ impl Engine {
             verdict,
             reason: e.reason.clone(),
             effect: match verdict {
-                Some(_) => (!e.blocks.is_empty()).then(|| e.effect()),
+                Some(_) => shown,
                 None => e.effect_told(),
             },
             fresh: None,
+            off_level: verdict.and_then(|_| e.beside.levels.compare(gain)),
+            not_excluded: match verdict {
+                Some(Verdict::Accepted) => e.not_excluded(),
+                _ => Vec::new(),
+            },
             settling: Some(e.settling()),
             evidence: e.evidence(),
             stalled: e.stalled,

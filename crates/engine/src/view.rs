@@ -6,8 +6,8 @@
 //! `_bytes`, relative values are shares (`0.05` is five percent).
 
 use homeostat_model::{
-    ActionId, Advice, ExperimentId, ExperimentKind, MeterCandidate, MeterId, StrategyId, Verdict, WorkloadId,
-    WorkloadKind, words,
+    ActionId, Advice, ExperimentId, ExperimentKind, MeterCandidate, MeterId, NotExcluded, OffLevel,
+    StrategyId, Verdict, WorkloadId, WorkloadKind, words,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -404,6 +404,12 @@ pub struct Outcome {
     pub ended_unix: u64,
     /// Why.
     pub reason: String,
+    /// The level without the change against the level before the trial; absent where the two do not compare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off_level: Option<OffLevel>,
+    /// Losses that an accepted trial does not exclude, the largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_excluded: Vec<NotExcluded>,
 }
 
 /// Whether homeostat may act, who says so, and how that is changed.

@@ -10,9 +10,9 @@ use homeostat_engine::{
 use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
     Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
-    Fingerprint, Locality, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading, Nanoseconds,
-    NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram, Spans, StrategyId, Verdict,
-    Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Fingerprint, Locality, LossIn, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading,
+    Nanoseconds, NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram, Spans,
+    StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_statistics::discovery::Rule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -1034,6 +1034,9 @@ fn a_real_gain_is_accepted_and_stays() {
     assert_eq!(world.stage("good"), Stage::Improved);
     assert!(world.on.values().any(|(_, on)| *on) || world.engine.view().experiments.is_empty());
     assert_eq!(world.engine.view().in_force.len(), 1);
+    let level = world.records[0].off_level.unwrap();
+    assert!(level.change.abs() < 0.02 && !level.may_be_a_scar, "{level:?}");
+    assert_eq!(world.engine.view().outcomes[0].off_level, Some(level));
 }
 
 /// With the blocks and levels of the daemon.
@@ -1076,6 +1079,10 @@ fn a_slowness_that_the_undo_leaves_is_found_to_be_no_gain() {
         if seconds > 0 {
             assert_eq!(verdicts, [Verdict::Accepted, Verdict::Rejected]);
             assert!(world.told("the undo slows the program down for a while") > 0);
+            // The level before the trial shows it at once.
+            let level = world.records[0].off_level.unwrap();
+            assert!(level.may_be_a_scar && level.change < -0.03, "{level:?}");
+            assert!(world.told("The undo may leave a scar") > 0);
         } else {
             assert_eq!(verdicts, [Verdict::Rejected]);
         }
@@ -1242,12 +1249,16 @@ fn longer_spans_of_a_neighbour_are_no_gain_and_nobody_s_fault() {
         "{:?}",
         record.spans
     );
-    assert!(
-        record.reason.contains("; not excluded (95 % confidence): ")
-            && record.reason.contains("beside loses up to"),
-        "{}",
-        record.reason
+    let [beside] = record.not_excluded.as_slice() else {
+        panic!("{:?}", record.not_excluded);
+    };
+    assert_eq!(
+        (beside.workload.as_str(), beside.what),
+        ("beside", LossIn::WorkPerSecond)
     );
+    assert!(beside.most > 0.0 && beside.confidence == 0.95, "{beside:?}");
+    let told = format!("; not excluded (95 % confidence): {beside}");
+    assert!(record.reason.contains(&told), "{}", record.reason);
     let record = trial(2.0);
     assert_eq!(record.verdict, Some(Verdict::Inconclusive), "{}", record.reason);
     assert!(
@@ -2673,10 +2684,12 @@ fn a_one_way_change_is_not_accepted_where_a_neighbour_answers_later() {
         "{}",
         record.reason
     );
+    assert!(record.not_excluded.is_empty(), "only of what stays");
 }
 
 #[test]
 fn a_neighbour_that_loses_nothing_stops_no_one_way_change() {
+    let mut several = 0;
     for seed in 1..=20 {
         let record = one_way_beside(0.0, 1.0, seed).records[0].clone();
         assert_eq!(
@@ -2685,13 +2698,17 @@ fn a_neighbour_that_loses_nothing_stops_no_one_way_change() {
             "{seed}: {}",
             record.reason
         );
-        // What is not proven is not excluded.
+        // What is not proven is not excluded; the sentence names the largest.
+        let not_excluded = &record.not_excluded;
         assert!(
-            record.reason.contains("; not excluded (95 % confidence): "),
-            "{}",
-            record.reason
+            not_excluded.is_sorted_by(|a, b| a.most >= b.most),
+            "{not_excluded:?}"
         );
+        let told = format!("; not excluded (95 % confidence): {}", not_excluded[0]);
+        assert!(record.reason.ends_with(&told), "{}", record.reason);
+        several += usize::from(not_excluded.len() > 1);
     }
+    assert!(several > 0);
 }
 
 #[test]
@@ -2974,6 +2991,8 @@ fn changes_that_act_on_each_other_are_tried_as_one_and_guarded_as_one() {
     assert_eq!((record.workload.as_str(), others), ("a", vec!["b", "c"]));
     let gain = record.effect.unwrap().estimate;
     assert!((0.08..0.12).contains(&gain), "the gain of all: {gain}");
+    let level = record.off_level.unwrap();
+    assert!(level.change.abs() < 0.02, "of all, by the same score: {level:?}");
     assert_eq!(record.members.len(), 3, "and of each by itself");
     for m in &record.members {
         let own = m.effect.unwrap().estimate;

@@ -353,6 +353,12 @@ pub struct ExperimentRecord {
     /// What pairs of blocks after the acceptance show: a trial stops when it looks best, and they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh: Option<FreshGain>,
+    /// The level without the change against the level before the trial; `None` while it runs, and where the two do not compare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off_level: Option<OffLevel>,
+    /// Losses that an accepted trial does not exclude, the largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_excluded: Vec<NotExcluded>,
     /// Time constant with which the effect set in, as it was measured or else as it was told; `None` in what earlier versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settling: Option<Nanoseconds>,
@@ -460,6 +466,82 @@ pub struct AdvisedSetting {
     pub path: String,
     /// The value.
     pub value: String,
+}
+
+/// The level of a trial's blocks without the change, against the level before the trial. An undo that slows the program down
+/// (a scar) lowers it, and so does a fall of the load: it decides nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OffLevel {
+    /// How far the mean of these blocks lies above the median before the trial, as a share.
+    pub change: f64,
+    /// Lower end of the usual range of `change`, by the noise before the trial.
+    pub usual_lower: f64,
+    /// Upper end.
+    pub usual_upper: f64,
+    /// Confidence of that range.
+    pub confidence: f64,
+    /// Blocks without the change.
+    pub blocks: u32,
+    /// Spans before the trial, each as long as a block.
+    pub spans_before: u32,
+    /// Whether the fall is unusual, and the gain does not clearly make up for it.
+    pub may_be_a_scar: bool,
+}
+impl std::fmt::Display for OffLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let side = if self.change < 0.0 { "below" } else { "above" };
+        write!(
+            f,
+            "Without the change, in the trial: {:.1} % {side} the level before the trial (usual range {:+.1} to {:+.1} %)",
+            self.change.abs() * 100.0,
+            self.usual_lower * 100.0,
+            self.usual_upper * 100.0
+        )?;
+        if self.may_be_a_scar {
+            f.write_str(
+                ". The undo may leave a scar: this fall is unusual, and with the change the program does not clearly do \
+                 more than before the trial",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+words!(
+    /// What a loss is counted in.
+    LossIn {
+        /// Work per second.
+        WorkPerSecond = "work per second",
+        /// Work per CPU second.
+        WorkPerCpuSecond = "work per CPU second",
+        /// The longest of 99 in 100 spans from wait to wait, which get longer.
+        Spans = "spans from wait to wait",
+    }
+);
+
+/// A loss that a trial does not exclude: it shows that no loss is proven, which is not the same as none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NotExcluded {
+    /// Whose.
+    pub workload: WorkloadId,
+    /// In what.
+    pub what: LossIn,
+    /// The largest that is not excluded, as a share.
+    pub most: f64,
+    /// Confidence with which a larger one is excluded (one-sided).
+    pub confidence: f64,
+}
+impl std::fmt::Display for NotExcluded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (who, what, percent) = (&self.workload, self.what, self.most * 100.0);
+        match what {
+            LossIn::Spans => write!(
+                f,
+                "{who}: 99 of 100 of its {what} take up to {percent:.0} % longer"
+            ),
+            _ => write!(f, "{who} loses up to {percent:.1} % {what}"),
+        }
+    }
 }
 
 #[cfg(test)]

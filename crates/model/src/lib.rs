@@ -24,8 +24,8 @@ pub use action::{Action, ActionId, Direction, EffectorId, Progress, UndoRecord};
 pub use canary::CanaryReading;
 pub use experiment::{
     Advice, AdvisedSetting, BlockRecord, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain,
-    MeaningAccount, MemberOutcome, ProvenReader, SpanChange, SpansAccount, StrategyId, Verdict, WindowRecord,
-    effect_in_words,
+    LossIn, MeaningAccount, MemberOutcome, NotExcluded, OffLevel, ProvenReader, SpanChange, SpansAccount,
+    StrategyId, Verdict, WindowRecord, effect_in_words,
 };
 pub use locality::{Counters, Locality};
 pub use machine::{Capability, CapabilityId, CapabilityState, Cpu, Machine, NumaNode};

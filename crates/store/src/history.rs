@@ -614,6 +614,14 @@ impl History {
                 if let Some(text) = words.fresh {
                     e.fresh = self.known("experiments.fresh", text, |t| serde_json::from_str(t).ok())?;
                 }
+                if let Some(text) = words.off_level {
+                    e.off_level =
+                        self.known("experiments.off_level", text, |t| serde_json::from_str(t).ok())?;
+                }
+                if let Some(text) = words.not_excluded {
+                    e.not_excluded =
+                        self.known("experiments.not_excluded", text, |t| serde_json::from_str(t).ok())?;
+                }
                 e.others = self.others(e.id)?;
                 if !e.others.is_empty() {
                     e.members = self.members(e.id)?;
@@ -1091,9 +1099,9 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             predicted_estimate, predicted_lower, predicted_upper, predicted_confidence, meter, objective, seed,
             alpha, washout_ns, measured_ns, started_unix, ended_unix, verdict, reason, has_effect,
             effect_estimate, effect_lower, effect_upper, effect_confidence, evidence, stalled_ns, bloat_bytes,
-            harm_exposure, reader, spans, meanings, fresh, settling_ns)
+            harm_exposure, reader, spans, meanings, fresh, settling_ns, off_level, not_excluded)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
-            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)
+            ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38)
          ON CONFLICT (id) DO UPDATE SET machine = excluded.machine, workload = excluded.workload,
             workload_name = excluded.workload_name, kind = excluded.kind, strategy = excluded.strategy,
             action = excluded.action, hypothesis = excluded.hypothesis,
@@ -1108,7 +1116,8 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
             evidence = excluded.evidence, stalled_ns = excluded.stalled_ns, bloat_bytes = excluded.bloat_bytes,
             harm_exposure = excluded.harm_exposure, reader = excluded.reader, spans = excluded.spans,
             meanings = excluded.meanings, fresh = excluded.fresh,
-            settling_ns = excluded.settling_ns",
+            settling_ns = excluded.settling_ns, off_level = excluded.off_level,
+            not_excluded = excluded.not_excluded",
     )?
     .execute(params![
         bits(e.id.0),
@@ -1147,6 +1156,8 @@ fn upsert_experiment(t: &Transaction<'_>, e: &ExperimentRecord) -> rusqlite::Res
         (!e.meanings.is_empty()).then(|| serde_json::to_string(&e.meanings)).and_then(Result::ok),
         e.fresh.as_ref().and_then(|fresh| serde_json::to_string(fresh).ok()),
         e.settling.map(|settling| bits(settling.0)),
+        e.off_level.as_ref().and_then(|level| serde_json::to_string(level).ok()),
+        (!e.not_excluded.is_empty()).then(|| serde_json::to_string(&e.not_excluded)).and_then(Result::ok),
     ])?;
     t.prepare_cached(
         "INSERT INTO meta (key, value) VALUES ('highest_experiment', ?1)
@@ -1255,6 +1266,8 @@ struct Words {
     spans: Option<String>,
     meanings: Option<String>,
     fresh: Option<String>,
+    off_level: Option<String>,
+    not_excluded: Option<String>,
 }
 
 impl Words {
@@ -1265,6 +1278,8 @@ impl Words {
             spans: r.get("spans")?,
             meanings: r.get("meanings")?,
             fresh: r.get("fresh")?,
+            off_level: r.get("off_level")?,
+            not_excluded: r.get("not_excluded")?,
         })
     }
 }
@@ -1285,6 +1300,8 @@ fn read_experiment(r: &Row<'_>) -> rusqlite::Result<ExperimentRecord> {
         spans: Vec::new(),
         meanings: Vec::new(),
         fresh: None,
+        off_level: None,
+        not_excluded: Vec::new(),
         settling: r
             .get::<_, Option<i64>>("settling_ns")?
             .map(|ns| Nanoseconds(unbits(ns))),

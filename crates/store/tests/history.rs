@@ -10,8 +10,9 @@
 mod common;
 
 use homeostat_model::{
-    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain,
-    MeaningAccount, MemberOutcome, Nanoseconds, SpanChange, SpansAccount, Verdict, WindowRecord,
+    ActionId, BlockRecord, Bytes, Effect, ExperimentId, ExperimentKind, ExperimentRecord, FreshGain, LossIn,
+    MeaningAccount, MemberOutcome, Nanoseconds, NotExcluded, OffLevel, SpanChange, SpansAccount, Verdict,
+    WindowRecord,
 };
 use homeostat_store::history::{
     DecisionRecord, Entry, ExperimentFilter, Filter, HISTORY_FILE, History, HistoryError, HistoryOptions,
@@ -97,6 +98,25 @@ fn experiment(id: u64) -> ExperimentRecord {
             },
             pairs: 12,
         }),
+        off_level: (id % 2 == 0).then_some(OffLevel {
+            change: -0.004,
+            usual_lower: -0.021,
+            usual_upper: 0.023,
+            confidence: 0.9,
+            blocks: 12,
+            spans_before: 60,
+            may_be_a_scar: id % 4 == 0,
+        }),
+        not_excluded: LossIn::ALL
+            .iter()
+            .take(id as usize % 4)
+            .map(|what| NotExcluded {
+                workload: "backend.service".into(),
+                what: *what,
+                most: 0.012,
+                confidence: 0.95,
+            })
+            .collect(),
         settling: (id % 3 == 0).then_some(Nanoseconds::from_millis(300)),
         reader: None,
         machine: MACHINE.to_owned(),

@@ -405,6 +405,9 @@ fn receipts(h: &mut Html, t: &Tried) {
     for m in &e.meanings {
         facts.push(("its unit of work", m.text.clone()));
     }
+    for line in crate::render::limits(e.off_level.as_ref(), &e.not_excluded) {
+        facts.push(("limits", line));
+    }
     facts.push(("work stood still", time(e.stalled_s)));
     facts.push(("memory added", crate::render::bytes(e.bloat_bytes)));
     if let Some(harm) = e.harm_exposure {

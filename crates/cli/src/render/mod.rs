@@ -23,9 +23,14 @@ use homeostat_daemon::api::{
 use homeostat_daemon::board::hangs_for;
 use homeostat_daemon::log::time_of_day;
 use homeostat_daemon::report::Diagnosis;
-use homeostat_model::{Capability, CapabilityState, Nanoseconds};
+use homeostat_model::{Capability, CapabilityState, Nanoseconds, NotExcluded, OffLevel};
 use std::fmt::Write as _;
 use text::{Tone, all_of, first_of, in_turns, lost_work, percent, plural, table, wrap};
+
+/// Verdicts that `explain` shows.
+const OUTCOMES_MAX: usize = 20;
+/// Losses that are not excluded are shown for one trial up to this number; `--json` has all.
+const LOSSES_MAX: usize = 3;
 
 /// `homeostat status`.
 pub fn status(s: &Status, all: bool, look: &Look) -> String {
@@ -308,6 +313,25 @@ fn outcomes(list: &[Outcome], most: usize, look: &Look, out: &mut String) {
     ));
 }
 
+/// The limits of a trial's verdict, a sentence each.
+pub(crate) fn limits(level: Option<&OffLevel>, not_excluded: &[NotExcluded]) -> Vec<String> {
+    let mut lines: Vec<String> = level.iter().map(ToString::to_string).collect();
+    lines.extend(
+        not_excluded
+            .iter()
+            .take(LOSSES_MAX)
+            .map(|n| format!("Not excluded ({:.0} % confidence): {n}", n.confidence * 100.0)),
+    );
+    let more = not_excluded.len().saturating_sub(LOSSES_MAX);
+    if more > 0 {
+        lines.push(format!(
+            "… and {} more, not larger; see --json",
+            plural(more as u64, "loss")
+        ));
+    }
+    lines
+}
+
 pub(crate) fn verdict_tone(verdict: &str) -> Tone {
     match verdict {
         "accepted" => Tone::Good,
@@ -414,7 +438,12 @@ pub fn explanation(e: &Explanation, look: &Look) -> String {
     }
     changes(&e.in_force, look, &mut out);
     experiments(&e.experiments, look, &mut out);
-    outcomes(&e.outcomes, 20, look, &mut out);
+    outcomes(&e.outcomes, OUTCOMES_MAX, look, &mut out);
+    for o in e.outcomes.iter().take(OUTCOMES_MAX) {
+        for line in limits(o.off_level.as_ref(), &o.not_excluded) {
+            out.push_str(&wrap(&format!("{}: {line}", o.id), "  ", look.width));
+        }
+    }
     advice(&e.advice, look, &mut out);
     heading("What was decided, and why", look, &mut out);
     if e.decisions.is_empty() {

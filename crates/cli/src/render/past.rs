@@ -3,7 +3,7 @@
 use super::text::{
     Look, all_of, bytes, count, effect, first_of, hours_or_less, lost_work, percent, plural, table, wrap,
 };
-use super::verdict_tone;
+use super::{limits, verdict_tone};
 use homeostat_daemon::api::ExperimentKind;
 use homeostat_daemon::report::{Past, PastExperiment};
 use std::fmt::Write as _;
@@ -90,6 +90,9 @@ pub fn experiment(e: &PastExperiment, look: &Look) -> String {
             format!("{workload}: {text}")
         };
         out.push_str(&wrap(&text, "  ", look.width));
+    }
+    for line in limits(e.off_level.as_ref(), &e.not_excluded) {
+        out.push_str(&wrap(&line, "  ", look.width));
     }
     let _ = writeln!(
         out,

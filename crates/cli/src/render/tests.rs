@@ -8,7 +8,7 @@ use homeostat_engine::view::{
     Workload,
 };
 use homeostat_model::{
-    ActionId, Effect, ExperimentId, ExperimentKind, MeterCandidate, MeterClass, Verdict, WorkloadKind,
+    ActionId, Effect, ExperimentId, ExperimentKind, LossIn, MeterCandidate, MeterClass, Verdict, WorkloadKind,
 };
 
 const NOW: u64 = 1_700_000_000;
@@ -41,6 +41,18 @@ fn workload(id: &str, program: &str, stage: Stage, summary: &str) -> Workload {
         meters: [].into(),
         proposal: None,
         decisions: [].into(),
+    }
+}
+
+fn off_level(change: f64, may_be_a_scar: bool) -> OffLevel {
+    OffLevel {
+        change,
+        usual_lower: -0.021,
+        usual_upper: 0.023,
+        confidence: 0.9,
+        blocks: 12,
+        spans_before: 60,
+        may_be_a_scar,
     }
 }
 
@@ -191,6 +203,20 @@ fn view() -> Status {
             blocks: 22,
             ended_unix: NOW - 7300,
             reason: "evidence 1240 of 1000 after 22 blocks".into(),
+            off_level: Some(off_level(-0.004, false)),
+            not_excluded: [
+                (LossIn::Spans, 0.083),
+                (LossIn::WorkPerSecond, 0.012),
+                (LossIn::WorkPerCpuSecond, 0.011),
+                (LossIn::WorkPerSecond, 0.006),
+            ]
+            .map(|(what, most)| NotExcluded {
+                workload: "shop.service".into(),
+                what,
+                most,
+                confidence: 0.95,
+            })
+            .into(),
         }],
         advice: vec![homeostat_model::Advice {
             id: "large_pages/shared-memory/postgresql".into(),
@@ -457,6 +483,8 @@ fn the_past_is_listed_and_shown_block_by_block() {
                 })
             })
             .into(),
+        off_level: Some(off_level(-0.18, true)),
+        not_excluded: Vec::new(),
         evidence: Some(1240.0),
         stalled_s: 0.21,
         bloat_bytes: 2 << 20,

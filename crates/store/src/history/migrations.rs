@@ -223,6 +223,10 @@ pub(super) const MIGRATIONS: &[&str] = &[
     // … and the time constant with which the effect set in
     "ALTER TABLE experiments ADD COLUMN fresh TEXT;
     ALTER TABLE experiments ADD COLUMN settling_ns INTEGER;",
+    // 12: the level without the change against the level before the trial: a JSON object
+    // … and the losses that an accepted trial does not exclude: a JSON array
+    "ALTER TABLE experiments ADD COLUMN off_level TEXT;
+    ALTER TABLE experiments ADD COLUMN not_excluded TEXT;",
 ];
 
 /// The version of a database that has taken all steps.

@@ -149,6 +149,8 @@ fn status(name: &str, at_unix: u64, blocks: usize) -> Status {
             blocks: 16,
             ended_unix: at_unix - 100,
             reason: "evidence 1394".into(),
+            off_level: None,
+            not_excluded: Vec::new(),
         }],
         advice: vec![Advice {
             id: "x".into(),
