@@ -4,7 +4,8 @@
 //! rarer, so that they cost at most half a percent of the work and a twentieth of the gain. They catch a change that
 //! helps a little often and hurts a lot rarely. Then *holdback*: a probe pair every half hour, for ever, with a detector
 //! whose false alarms are rare by construction. An alarm undoes the change at once; it may be tried afresh after the
-//! back-off. After a pair that lost beyond the noise the next one comes as soon as in the probation, until it is clear
+//! back-off. Where an off block is damage (a change that protects), fine pairs come ever rarer, up to one a day, and wait for
+//! the daily budget of lost work. After a pair that lost beyond the noise the next one comes as soon as in the probation, until it is clear
 //! what it was: what a change costs, a probe does not. Members of a joint change by themselves and neighbours are watched
 //! in the same pairs (`watch.rs`).
 //!
@@ -57,9 +58,9 @@ const OUTLASTED_MAX: u32 = 3;
 /// Probe pairs in a row that could not be measured although somebody worked, after which the change goes: nobody can watch
 /// it.
 const UNREAD_MAX: u32 = 24;
-/// While everybody rests whose change it is, a probe that is due looks again after this …
+/// While everybody rests whose change it is, or the budget has no room, a probe that is due looks again after this …
 const RESTING_LOOK: Nanoseconds = Nanoseconds::from_secs(60);
-/// … and is made all the same after this, twice as long after each that found nobody at work …
+/// … and while they rest is made all the same after this, twice as long after each that found nobody at work …
 const RESTING_PROBE: Nanoseconds = Nanoseconds::from_secs(3600);
 /// … up to so many times.
 const RESTING_DOUBLINGS: u32 = 4;
@@ -165,6 +166,10 @@ pub(crate) struct Guard {
     at_once: u32,
     /// Whether it protects from a loss, so that to be without it is damage.
     protects: bool,
+    /// Probe pairs in a row after the probation in which nothing was suspected, since the regime last changed.
+    fine_pairs: u32,
+    /// Since when the probe that is due waits for the daily budget of lost work.
+    short_since: Option<Nanoseconds>,
     /// Work that the last probe pair cost (seconds).
     lost: f64,
     /// Most of its work that a reader may lose by being contained.
@@ -243,6 +248,8 @@ impl Guard {
             over_stall: Nanoseconds::ZERO,
             at_once: 0,
             protects: e.protects(),
+            fine_pairs: 0,
+            short_since: None,
             lost: 0.0,
             probe: None,
             pieces: 0,
@@ -265,12 +272,7 @@ impl Guard {
     /// How much it gains is told by probe pairs that are made at once, since the trial stopped when it looked best; if they do not cost
     /// too much work, as they do where being off is what the change protects from.
     pub(crate) fn measured_afresh(mut self, others_work: bool, now: Nanoseconds) -> Self {
-        // A quick verdict says little of what one of several loses.
-        let earned_in = if self.panel().is_joint() {
-            5.0 * schedule::FRESH_EARNED_IN_S
-        } else {
-            schedule::FRESH_EARNED_IN_S
-        };
+        let earned_in = fresh_earned_in_s(self.panel());
         let pairs = if self.is_cheap(self.watch.fresh_pairs, earned_in) {
             self.watch.fresh_pairs
         } else {
@@ -299,7 +301,7 @@ impl Guard {
     /// Work that a pair costs that is off for so long (seconds).
     fn lost_in(&self, off: Nanoseconds) -> f64 {
         schedule::lost_by_s(
-            1,
+            1.0,
             self.effect.estimate,
             off.as_secs_f64(),
             self.stall.as_secs_f64(),
@@ -388,6 +390,7 @@ impl Guard {
         }
         // What was proven was proven of all: what is left is asked soon.
         self.next_probe = self.next_probe.min(now + self.pair());
+        self.fine_pairs = 0;
         self.resting_since = None;
         self.probe = None;
     }
@@ -417,12 +420,16 @@ impl Guard {
         }
         let next = self.next_probe.saturating_sub(now);
         let (pairs, lately) = (self.watch.pairs(), self.watch.lately());
-        let when = match self.resting_since {
-            Some(since) => format!("the next waits for it to work, since {}", now - since),
-            None if next == Nanoseconds::ZERO && self.probe.is_none() => {
+        let when = match (self.resting_since, self.short_since) {
+            (Some(since), _) => format!("the next waits for it to work, since {}", now - since),
+            (None, Some(since)) => format!(
+                "the next waits for the daily budget of lost work (`harm_exposure_per_day_max`), since {}",
+                now - since
+            ),
+            (None, None) if next == Nanoseconds::ZERO && self.probe.is_none() => {
                 format!("the next is due since {}", now.saturating_sub(self.next_probe))
             }
-            None => format!("next in {next}"),
+            (None, None) => format!("next in {next}"),
         };
         let mut text = if self.probe.is_some() {
             format!("probing (pair {}{lately})", pairs + 1)
@@ -476,6 +483,7 @@ impl Guard {
         if others_work && !std::mem::replace(&mut self.others_worked, others_work) {
             self.at_once = self.watch.pairs().saturating_add(PAIRS_AT_ONCE);
             self.next_probe = self.next_probe.min(now + self.pair());
+            self.fine_pairs = 0;
         }
         if now < self.since + LOAD_SPAN || now < self.probed_at + LOAD_SPAN {
             return;
@@ -490,6 +498,7 @@ impl Guard {
         }
         let since = *self.other_since.get_or_insert(now);
         if now - since >= REGIME_FOR {
+            self.fine_pairs = 0;
             let soonest = self.probed_at + self.probe_interval().min(REGIME_PROBE_MAX);
             self.next_probe = self.next_probe.min(soonest.max(now));
         }
@@ -556,6 +565,13 @@ impl Guard {
 fn probe_interval(pair: Nanoseconds, gain: f64, stall: Nanoseconds) -> Nanoseconds {
     let apart = schedule::probe_interval_s(pair.as_secs_f64(), gain, stall.as_secs_f64());
     Nanoseconds::from_secs_f64(apart).max(pair * PROBATION_SPACING)
+}
+
+/// The pairs right after the acceptance may cost what the change earns in this (seconds). A quick verdict says little of what
+/// one of several loses.
+pub(crate) fn fresh_earned_in_s(panel: &Panel) -> f64 {
+    let times = if panel.is_joint() { 5.0 } else { 1.0 };
+    times * schedule::FRESH_EARNED_IN_S
 }
 
 /// What a guard found.
@@ -1033,6 +1049,7 @@ impl Engine {
             return nothing;
         }
         let due = guard.switchable && settled && !turn_over && now >= guard.next_probe;
+        let is_short = due && self.is_short_of_budget(guard);
         // What is on its way out, and may wait for its next try, stands over what is below it.
         let leaves = || guard.workloads().any(|id| self.something_leaves(id));
         if due && !self.covered(guard) && !leaves() {
@@ -1041,7 +1058,7 @@ impl Engine {
             let cpus = |id: &WorkloadId| known(id).map(|w| w.load.cpus);
             let rest = guard.watch.all_rest(cpus);
             if let Some(g) = self.guards.get_mut(key) {
-                if g.waits_for_work(rest, now) {
+                if g.waits_for_work(rest, now) || g.waits_for_budget(is_short, now) {
                     return nothing;
                 }
             }
@@ -1062,6 +1079,21 @@ impl Engine {
             }
         }
         nothing
+    }
+
+    /// Whether the damage of the next probe exceeds what is left of the daily budget of lost work. A suspicion does not wait:
+    /// the change may be what does harm.
+    fn is_short_of_budget(&self, guard: &Guard) -> bool {
+        let costs = 100.0 * guard.lost_in(Nanoseconds(guard.next_pair().0 / 2));
+        let owner = guard
+            .workloads()
+            .next()
+            .map_or(Owner::Machine, |id| self.domain_of(id));
+        guard.protects
+            && !guard.watch.suspicious()
+            && self
+                .exposure
+                .has_no_room(&owner, self.policy.harm_exposure_per_day_max, costs)
     }
 
     /// Tosses the coin of a probe pair and begins its first block.
@@ -1493,6 +1525,17 @@ impl Guard {
         waits
     }
 
+    /// Whether a probe that is due waits, because the daily budget of lost work has no room for it.
+    fn waits_for_budget(&mut self, is_short: bool, now: Nanoseconds) -> bool {
+        if is_short {
+            self.short_since.get_or_insert(now);
+            self.next_probe = now + RESTING_LOOK;
+        } else {
+            self.short_since = None;
+        }
+        is_short
+    }
+
     /// Drives the probe that runs. Returns what to do, and the coin of a second block that begins.
     fn poll_probe<'a>(
         &mut self,
@@ -1619,6 +1662,13 @@ impl Guard {
             return (Finding::Switch(true), None);
         }
         self.resting = 0;
+        // The pairs of the probation tell nothing of how long it lasts.
+        let fine_before = self.fine_pairs;
+        self.fine_pairs = if self.watch.suspicious() || self.watch.in_probation() {
+            0
+        } else {
+            fine_before.saturating_add(1)
+        };
         self.next_probe = now
             + if self.watch.suspicious() {
                 // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
@@ -1628,6 +1678,9 @@ impl Guard {
                 Nanoseconds::ZERO
             } else if self.watch.in_probation() {
                 often
+            } else if self.protects {
+                let first = seldom.as_secs_f64();
+                Nanoseconds::from_secs_f64(schedule::doubled_interval_s(first, fine_before))
             } else {
                 seldom
             };

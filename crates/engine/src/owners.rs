@@ -74,6 +74,12 @@ impl Spent {
             .map(|(at, ..)| *at)
     }
 
+    /// Whether one more of `amount` exceeds the budget or the owner's share of it. What alone exceeds it fits when nothing
+    /// else is used: the budget delays it, and does not forbid it.
+    pub(crate) fn has_no_room(&self, owner: &Owner, budget: f64, amount: f64) -> bool {
+        self.total() + amount > budget.max(amount) || self.used_up_by(owner, budget, amount).is_some()
+    }
+
     /// Whether a share is used up, and whose: `None` for that of all others together. One more of `amount` would have to fit.
     fn used_up_by<'o>(&self, owner: &'o Owner, budget: f64, amount: f64) -> Option<Option<&'o Owner>> {
         if owner.is_machine() {

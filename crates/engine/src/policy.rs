@@ -131,11 +131,11 @@ pub struct Policy {
     pub placebo_alpha: f64,
     /// Probe pairs of the probation after acceptance.
     pub probation_pairs: u32,
-    /// Seconds between probe pairs of an accepted change after probation.
+    /// Seconds between probe pairs of an accepted change after probation. Where the change protects from a loss, each pair without a suspicion doubles them, up to a day.
     pub probe_every_s: f64,
     /// Experiments started per hour at most.
     pub experiments_per_hour_max: u32,
-    /// Work that trials may cost in 24 hours, in hundredths of a second: 20,000 are 200 s of lost work. When it is used up no new trial starts.
+    /// Work that trials may cost in 24 hours, in hundredths of a second: 20,000 are 200 s of lost work. When it is used up no new trial starts, and probes of changes that protect from a loss wait.
     pub harm_exposure_per_day_max: f64,
     /// Most memory that a change may add to a workload, as a share of its resident memory.
     pub bloat_max: f64,

@@ -21,10 +21,10 @@ use homeostat_model::{
     MeaningAccount, MemberOutcome, MeterId, Nanoseconds, Progress, StrategyId, Verdict, WorkloadId,
 };
 use homeostat_statistics::TrialParameters;
-use homeostat_statistics::block_length::{Choice, Unmeasurable};
+use homeostat_statistics::block_length::{self, Choice, Unmeasurable};
 use homeostat_statistics::breaker::Breaker;
 use homeostat_statistics::onset;
-use homeostat_statistics::schedule::SETTLING_CONSTANTS;
+use homeostat_statistics::schedule::{self, SETTLING_CONSTANTS};
 use homeostat_statistics::staged;
 use homeostat_statistics::trimmed::Comparison;
 use std::collections::{BTreeMap, BTreeSet};
@@ -564,12 +564,15 @@ impl Engine {
             self.start_rollout(parts, launch, best);
             return;
         }
+        let contains = contained_by(&first.target).is_some();
+        let costs = self.proof_costs(&launch, contains);
         let text = format!(
-            "{}{} in randomised on/off blocks of {} s, washout at least {} s, at level {alpha:.4}",
+            "{}{} in randomised on/off blocks of {} s, washout at least {} s, at level {alpha:.4}; {}",
             launch.strategy,
             as_one(&launch.panel),
             choice.measured_s,
-            self.washout(&launch.panel, Nanoseconds::ZERO)
+            self.washout(&launch.panel, Nanoseconds::ZERO),
+            costs_told(costs)
         );
         let rest: Vec<Piece> = parts.drain(1..).flatten().collect();
         let pieces = parts.pop().unwrap_or_default();
@@ -580,6 +583,75 @@ impl Engine {
             self.starts.note(self.now, self.domain_of(best), 1.0);
             self.decide_all(ids, Stage::Trying, &text, false);
         }
+    }
+
+    /// Parameters of a switched trial. In what protects from a loss, off blocks are rare.
+    fn usual_parameters(&self, urgent: bool, contains: bool) -> TrialParameters {
+        if urgent {
+            relief::parameters(&self.policy.trial)
+        } else if contains {
+            relief::sparing(&self.policy.trial)
+        } else {
+            self.policy.trial.clone()
+        }
+    }
+
+    /// Work that the proof of the predicted gain is expected to cost, without the standstill of switches, which the trial
+    /// measures. Off blocks cost it where the change protects from a loss. Else the pairs right after the acceptance do:
+    /// the trial itself only delays the gain.
+    fn proof_costs(&self, launch: &Launch<'_>, contains: bool) -> Nanoseconds {
+        let (choice, gain) = (launch.choice, launch.predicted.estimate);
+        let least = if launch.urgent {
+            relief::washout_min(&self.policy).as_secs_f64()
+        } else {
+            0.0
+        };
+        let off = self.washout(&launch.panel, launch.settling).max(least) + choice.measured_s;
+        let blocks = if launch.urgent || contains {
+            let usual = self.usual_parameters(launch.urgent, contains);
+            let ratio = panel::log_gain(gain) / choice.scale;
+            usual.off_chance * block_length::blocks_needed(usual.design, launch.alpha, ratio)
+        } else {
+            let pairs = schedule::fresh_pairs(choice.spread, gain);
+            let earned_in = guard::fresh_earned_in_s(&launch.panel);
+            if schedule::is_cheap(pairs, gain, off, 0.0, earned_in) {
+                f64::from(pairs)
+            } else {
+                0.0
+            }
+        };
+        Nanoseconds::from_secs_f64(schedule::lost_by_s(blocks, gain, off, 0.0))
+    }
+
+    /// What the proof of a waiting proposal is expected to cost, for people; `None` if it is made in stages, which cost
+    /// nothing if the prediction holds, or if nothing can be proven now.
+    pub(crate) fn expected_costs(&self, id: &WorkloadId) -> Option<String> {
+        let proposed = self.workloads.get(id)?.proposed.as_ref()?;
+        let proposal = &proposed.proposal;
+        if !proposal.reversible || proposal.urgent {
+            return None;
+        }
+        let panel = self.panel_of(std::slice::from_ref(id))?;
+        let alpha = self.discovery.next_alpha();
+        let known = self.known_settling(id, &proposed.strategy);
+        let settling = known.unwrap_or(proposal.settling);
+        let least = panel::log_gain(proposal.predicted.lower);
+        let (choice, lengths) = self.design(&panel, alpha, settling, least).ok()?;
+        let launch = Launch {
+            kind: ExperimentKind::Switchback,
+            strategy: proposed.strategy.clone(),
+            panel,
+            pieces: Vec::new(),
+            hypothesis: String::new(),
+            predicted: proposal.predicted,
+            settling,
+            alpha,
+            choice: &choice,
+            lengths,
+            urgent: false,
+        };
+        let contains = contained_by(&proposal.target).is_some();
+        Some(costs_told(self.proof_costs(&launch, contains)))
     }
 
     /// Starts the trial of a change that cannot be switched back cheaply: part by part, at times that coins decide.
@@ -765,13 +837,8 @@ impl Engine {
         }
         let experiment_id = ExperimentId(self.next_experiment);
         self.next_experiment += 1;
-        let usual = if urgent {
-            relief::parameters(&self.policy.trial)
-        } else if pieces.iter().any(|p| contained_by(&p.target).is_some()) {
-            relief::sparing(&self.policy.trial)
-        } else {
-            self.policy.trial.clone()
-        };
+        let contains = pieces.iter().any(|p| contained_by(&p.target).is_some());
+        let usual = self.usual_parameters(urgent, contains);
         let washout = self.washout(&panel, settling) - self.lag(&panel).as_secs_f64();
         let shown = onset::shown(settling.as_secs_f64(), washout, choice.measured_s).max(SHOWN_MIN);
         let parameters = TrialParameters {
@@ -2178,6 +2245,10 @@ fn busiest(panel: &Panel) -> Vec<Member> {
     });
     members.truncate(spans::MEMBERS_MAX);
     members
+}
+
+fn costs_told(costs: Nanoseconds) -> String {
+    format!("the proof is expected to cost {costs} of lost work, without standstill")
 }
 
 /// The reader that such a change contains.

@@ -158,9 +158,11 @@ impl Engine {
                     predicted: p.proposal.predicted.into(),
                     risk: p.proposal.risk.clone(),
                     design: format!(
-                        "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven",
+                        "randomised on/off blocks judged by {}; undone unless a gain of {:.0} % is proven{}",
                         w.objective.words(),
-                        self.policy.trial.gate * 100.0
+                        self.policy.trial.gate * 100.0,
+                        self.expected_costs(&w.workload.id)
+                            .map_or_else(String::new, |costs| format!("; {costs}"))
                     ),
                 }),
             decisions: w.decisions.iter().cloned().collect(),

@@ -172,6 +172,8 @@ struct World {
     rough: f64,
     /// Whose the program and the readers are.
     owners: (Owner, Owner),
+    /// CPUs of the machine that are busy.
+    busy: f64,
 }
 
 const NAMES: [&str; 4] = ["program", "reader", "third", "other reader"];
@@ -226,6 +228,7 @@ impl World {
             rough_loss: 1.0,
             rough: 1.0,
             owners: (Owner::Machine, Owner::Machine),
+            busy: 1.0,
         }
     }
 
@@ -371,7 +374,7 @@ impl World {
             unix_seconds: self.second,
             interval: second,
             machine: MachineSample {
-                cpu_busy: second,
+                cpu_busy: Nanoseconds::from_secs_f64(self.busy),
                 // Tasks wait for memory all the time, which puts other trials off.
                 pressure_memory: Pressure {
                     some: if reading { second } else { Nanoseconds::ZERO },
@@ -540,6 +543,20 @@ impl World {
         view.in_force.iter().any(|c| c.guard.starts_with("probing"))
     }
 
+    /// What is told of the guard of the first change in force.
+    fn guard(&self) -> String {
+        let view = self.engine.view();
+        view.in_force.first().map(|c| c.guard.clone()).unwrap_or_default()
+    }
+
+    /// Seconds from now, or from the end of the probe that runs, to the next.
+    fn next_probe_in(&mut self) -> u64 {
+        self.run_until(|w| !w.is_probed());
+        let from = self.second;
+        self.run_until(Self::is_probed);
+        self.second - from
+    }
+
     /// How often a reader was to be contained.
     fn attempts(&self) -> usize {
         self.applied.iter().filter(|a| a.1 == "contain").count()
@@ -578,7 +595,12 @@ impl World {
             }],
             ..self.policy.clone()
         };
-        self.step(Event::Operator(OperatorRequest::Configure(Box::new(protected))));
+        self.configure(protected);
+    }
+
+    fn configure(&mut self, policy: Policy) {
+        self.policy = policy.clone();
+        self.step(Event::Operator(OperatorRequest::Configure(Box::new(policy))));
     }
 
     fn contained_at(&self) -> Option<u64> {
@@ -634,6 +656,62 @@ fn it_is_made_at_once_and_proven_after() {
     assert_eq!(verdict, Verdict::Accepted, "{reason}");
     assert_eq!(world.stage("program"), Stage::Improved);
     assert!(world.is_contained());
+    // Off blocks that are rare, each with a third of the work lost that is predicted to be gained.
+    let costs = world.story("program");
+    let costs = costs.split_once("is expected to cost ").unwrap().1;
+    let seconds: f64 = costs.split_once(" s of lost work").unwrap().0.parse().unwrap();
+    assert!((1.0..30.0).contains(&seconds), "{costs}");
+}
+
+/// A protection without a probation, on a machine where the reader never ends.
+fn guarded() -> World {
+    let mut world = World::new(0.5, 0.0);
+    let policy = Policy {
+        probation_pairs: 0,
+        ..world.policy.clone()
+    };
+    world.configure(policy);
+    world.run(90);
+    world.reads = true;
+    world.run_until(|w| w.guard().starts_with("passed probation"));
+    world
+}
+
+#[test]
+fn fine_probes_of_what_protects_come_ever_rarer_until_the_regime_changes() {
+    let mut world = guarded();
+    let gaps: Vec<u64> = (0..4).map(|_| world.next_probe_in()).collect();
+    assert!(
+        gaps.windows(2)
+            .skip(1)
+            .all(|g| g[1].abs_diff(2 * g[0]) < g[0] / 10),
+        "{gaps:?}"
+    );
+    // Once it is known how the machine works after that probe.
+    world.run_until(|w| !w.is_probed());
+    world.run(120);
+    world.busy = 1.8;
+    let soon = world.next_probe_in();
+    assert!(soon <= 620, "{soon} after {gaps:?}");
+    let then = world.next_probe_in();
+    assert!(then < gaps[2] && then <= 1900, "{then} after {gaps:?}");
+}
+
+#[test]
+fn a_probe_that_would_exceed_the_daily_budget_waits_and_says_so() {
+    let mut world = guarded();
+    let spent = world.engine.view().budget.harm_exposure_day;
+    assert!(spent > 0.0, "off blocks of a protection are lost work");
+    let policy = Policy {
+        harm_exposure_per_day_max: spent,
+        ..world.policy.clone()
+    };
+    world.configure(policy);
+    world.run_until(|w| w.guard().contains("waits for the daily budget of lost work"));
+    let since = world.second;
+    world.run_until(World::is_probed);
+    // Room comes when what was spent is a day old.
+    assert!(world.second - since > 3600, "{}", world.second - since);
 }
 
 /// A night of a program and a reader of these owners, with these rules of root's.

@@ -39,7 +39,8 @@ pub const PROBATION_SPACING: u64 = 3;
 pub const PROBE_COST_MAX: f64 = 0.005;
 /// … and at most this share of the gain …
 pub const PROBE_GAIN_MAX: f64 = 0.05;
-/// … but at most this far apart (seconds).
+/// … but at most this far apart (seconds). A day holds one of each regime that a machine repeats: night, peak hour,
+/// backup.
 pub const PROBE_INTERVAL_MAX_S: f64 = 86_400.0;
 
 /// Pairs made at once after the acceptance: as many as tell the gain to within twelve points, twelve at least
@@ -80,15 +81,15 @@ pub fn is_too_small(upper: f64) -> bool {
     upper < exp_m1(GAIN_MIN)
 }
 
-/// Work that some probe pairs cost: `off` is the length of a block, `stall` the standstill that switching off and on
-/// causes.
-pub fn lost_by_s(pairs: u32, gain: f64, off: f64, stall: f64) -> f64 {
-    f64::from(pairs) * (share_lost(gain) * off + stall)
+/// Work that some probe pairs cost, or the off blocks of a trial, as many as are expected: `off` is the length of a block,
+/// `stall` the standstill that switching off and on causes.
+pub fn lost_by_s(pairs: f64, gain: f64, off: f64, stall: f64) -> f64 {
+    pairs * (share_lost(gain) * off + stall)
 }
 
 /// Whether some pairs at once cost no more than the change earns in so many seconds; the other arguments as in [`lost_by_s`].
 pub fn is_cheap(pairs: u32, gain: f64, off: f64, stall: f64, earned_in: f64) -> bool {
-    lost_by_s(pairs, gain, off, stall) <= share_lost(gain) * earned_in
+    lost_by_s(f64::from(pairs), gain, off, stall) <= share_lost(gain) * earned_in
 }
 
 /// Time between two probe pairs of the probation: `pair` is the length of one, `gain` the proven gain, `stall` the
@@ -106,9 +107,26 @@ pub fn probe_interval_s(pair: f64, gain: f64, stall: f64) -> f64 {
     apart.max(pair * PROBATION_SPACING as f64)
 }
 
+/// Time between two probe pairs after the probation of a change that protects: an off block is damage there. Each of
+/// `fine` pairs in a row without a suspicion doubles the time from `first`, up to [`PROBE_INTERVAL_MAX_S`].
+pub fn doubled_interval_s(first: f64, fine: u32) -> f64 {
+    (first * 2_f64.powi(fine.min(64) as i32))
+        .min(PROBE_INTERVAL_MAX_S)
+        .max(first)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_fine_pair_doubles_the_time_to_the_next_up_to_a_day() {
+        let after = |fine| doubled_interval_s(1800.0, fine);
+        assert_eq!((after(0), after(1), after(5)), (1800.0, 3600.0, 57_600.0));
+        assert_eq!((after(6), after(u32::MAX)), (86_400.0, 86_400.0));
+        // A longer interval that a person asks for stays.
+        assert_eq!(doubled_interval_s(100_000.0, 3), 100_000.0);
+    }
 
     #[test]
     fn noisy_machines_get_more_pairs_and_none_stays_none() {
