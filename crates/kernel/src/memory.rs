@@ -238,6 +238,7 @@ pub struct Pagemap {
     flags: Option<File>,
     proc: PathBuf,
     longest_call: Duration,
+    largest_call: u64,
 }
 
 impl Pagemap {
@@ -259,6 +260,7 @@ impl Pagemap {
             flags: None,
             proc: proc.to_owned(),
             longest_call: Duration::ZERO,
+            largest_call: 0,
         })
     }
 
@@ -277,6 +279,11 @@ impl Pagemap {
     /// Duration of the longest system call: the longest time for which the address space was held.
     pub fn longest_call(&self) -> Duration {
         self.longest_call
+    }
+
+    /// Most address space of one system call (bytes).
+    pub fn largest_call(&self) -> u64 {
+        self.largest_call
     }
 
     /// The file that is read, for messages.
@@ -343,6 +350,7 @@ impl Pagemap {
                 )
             };
             self.longest_call = self.longest_call.max(begun.elapsed());
+            self.largest_call = self.largest_call.max(slice_end - from);
             let filled = usize::try_from(filled).map_err(|_| io::Error::last_os_error());
             let filled = match filled {
                 Ok(n) => n.min(self.regions.len()),
@@ -729,6 +737,16 @@ mod tests {
         process_madvise(process.as_fd(), scratch.address(), BASE_PAGE, Advice::Cold).unwrap();
         assert_eq!(states(&mut fallback, &scratch), states(&mut exact, &scratch));
         assert!(!fallback.is_exact());
+    }
+
+    #[test]
+    fn one_call_holds_the_address_space_for_at_most_a_slice() {
+        let (_, mut pagemap) = own();
+        let scratch = ScratchMapping::new(4 * SLICE / PIECE).unwrap();
+        assert_eq!(states(&mut pagemap, &scratch).len() as u64, 4 * SLICE / PIECE);
+        if pagemap.is_exact() {
+            assert_eq!(pagemap.largest_call(), 64 << 20);
+        }
     }
 
     #[test]

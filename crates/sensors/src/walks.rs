@@ -238,3 +238,50 @@ fn open(root: &Root, process: ProcessId, leaf: &std::ffi::CStr) -> Option<OwnedF
     }
     directory.open_file(leaf).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homeostat_kernel::memory::ScratchMapping;
+    use std::time::Duration;
+
+    fn own() -> ProcessId {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        ProcessId {
+            pid: std::process::id() as i32,
+            start_ticks: crate::processes::parse_stat(&stat).unwrap().start_ticks,
+        }
+    }
+
+    #[test]
+    fn a_mapping_with_many_small_pages_is_never_walked_under_one_hold() {
+        let length = 2 * WALK_MAX.0;
+        let mut scratch = ScratchMapping::new(length / PIECE).unwrap();
+        let (start, end) = (scratch.address(), scratch.address() + length);
+        let mut pagemap = Pagemap::open(std::path::Path::new("/proc"), own().pid).unwrap();
+        assert!(is_short(None, start, start + WALK_MAX.0));
+        assert!(
+            !is_short(None, start, end),
+            "nobody knows how much of it is there"
+        );
+        assert!(is_short(Some(&mut pagemap), start, end), "nothing of it is there");
+        scratch.touch(length);
+        let mut found = InMemory::default();
+        let mut states = Vec::new();
+        pagemap.piece_states(start, length / PIECE, &mut states).unwrap();
+        states.iter().for_each(|state| found.add(*state));
+        assert_eq!(
+            is_short(Some(&mut pagemap), start, end),
+            found.small_at_most(length) <= WALK_MAX.0
+        );
+    }
+
+    #[test]
+    fn smaps_ends_before_the_first_mapping_that_is_too_long() {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let shown = |walked: &[u64]| smaps(&Root::default(), own(), walked, deadline).unwrap().len();
+        let long = WALK_MAX.0 + 1;
+        assert!(shown(&[]) > 3);
+        assert_eq!((shown(&[0, 0, long]), shown(&[long])), (2, 0));
+    }
+}
