@@ -1664,11 +1664,8 @@ impl Guard {
         self.resting = 0;
         // The pairs of the probation tell nothing of how long it lasts.
         let fine_before = self.fine_pairs;
-        self.fine_pairs = if self.watch.suspicious() || self.watch.in_probation() {
-            0
-        } else {
-            fine_before.saturating_add(1)
-        };
+        let is_calm = !self.watch.suspicious() && !self.watch.in_probation();
+        self.fine_pairs = u32::from(is_calm) * fine_before.saturating_add(1);
         self.next_probe = now
             + if self.watch.suspicious() {
                 // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
