@@ -1663,11 +1663,9 @@ impl Guard {
         }
         self.resting = 0;
         // The pairs of the probation tell nothing of how long it lasts.
-        self.fine_pairs = if self.watch.suspicious() || self.watch.in_probation() {
-            0
-        } else {
-            self.fine_pairs.saturating_add(1)
-        };
+        let fine_before = self.fine_pairs;
+        let is_calm = !self.watch.suspicious() && !self.watch.in_probation();
+        self.fine_pairs = u32::from(is_calm) * fine_before.saturating_add(1);
         self.next_probe = now
             + if self.watch.suspicious() {
                 // It is on meanwhile, and may do harm: no longer than it takes that to be seen, with most of the time left for work.
@@ -1679,7 +1677,7 @@ impl Guard {
                 often
             } else if self.protects {
                 let first = seldom.as_secs_f64();
-                Nanoseconds::from_secs_f64(schedule::doubled_interval_s(first, self.fine_pairs))
+                Nanoseconds::from_secs_f64(schedule::doubled_interval_s(first, fine_before))
             } else {
                 seldom
             };
