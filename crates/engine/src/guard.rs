@@ -23,6 +23,7 @@
 //! workloads ends, or a person takes hold of it, the others keep the rest.
 
 use crate::blocks::{BREAKER_SPAN, Block, BlockState};
+use crate::canary::CanaryLog;
 use crate::coins::Coins;
 use crate::engine::{Change, Engine, UNDONE_BY_A_PERSON};
 use crate::experiment::Experiment;
@@ -951,7 +952,6 @@ impl Engine {
     /// now.
     fn poll_guard(&mut self, key: ActionId, turn_over: bool, elsewhere: bool, may_try: bool) {
         let now = self.now;
-        let washout_max = Nanoseconds::from_secs_f64(self.policy.washout_max_s);
         let Some(guard) = self.guards.get(key) else {
             return;
         };
@@ -966,7 +966,7 @@ impl Engine {
             let workloads = &self.workloads;
             let series = |id: &WorkloadId| workloads.get(id).map(|w| &w.series);
             if let Some(g) = self.guards.get_mut(key) {
-                (finding, coin) = g.poll_probe(series, now, settled, washout_max, &self.policy);
+                (finding, coin) = g.poll_probe(series, now, settled, &self.own.canary, &self.policy);
             }
         } else if !self.paused && self.policy.mode == Mode::Act && self.experiments.is_empty() && !elsewhere {
             (finding, coin) = self.poll_idle_guard(key, turn_over, may_try);
@@ -1542,7 +1542,7 @@ impl Guard {
         series: impl Fn(&WorkloadId) -> Option<&'a Series>,
         now: Nanoseconds,
         settled: bool,
-        washout_max: Nanoseconds,
+        canary: &CanaryLog,
         policy: &Policy,
     ) -> (Finding, Option<Coin>) {
         let Some(probe) = &mut self.probe else {
@@ -1592,6 +1592,7 @@ impl Guard {
                 // The switch outlasted its block, which then mixes both arms: the pair says nothing. Later ones wait
                 // longer, or switch the tried part only, and after some the change is not probed.
                 let took = now - probe.switch_started;
+                let washout_max = Nanoseconds::from_secs_f64(policy.washout_max_s);
                 self.outlasted += 1;
                 self.learn_switch(took, washout_max);
                 self.switchable = self.outlasted < OUTLASTED_MAX;
@@ -1601,6 +1602,7 @@ impl Guard {
             BlockState::Finished(record) => {
                 self.outlasted = 0;
                 let scores = self.watch.read(&series, left_out, record.measured_from, now);
+                let scores = scores.beside(canary.speed(record.measured_from, now));
                 self.block_done(record.on, scores, now, policy)
             }
         }

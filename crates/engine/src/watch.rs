@@ -57,6 +57,15 @@ pub(crate) struct Scores {
     judges: Vec<Seen>,
     rails: Vec<Seen>,
     spans: Vec<Option<spans::Seen>>,
+    /// Speed of the memory canary (log units), where it has one.
+    canary: Option<f64>,
+}
+
+impl Scores {
+    /// The same with the canary's speed in the block.
+    pub(crate) fn beside(self, canary: Option<f64>) -> Self {
+        Self { canary, ..self }
+    }
 }
 
 /// What a pair says of one program.
@@ -115,6 +124,8 @@ struct Noise {
     breakers: Vec<Breaker>,
     /// Pairs that measure the gain.
     fresh_pairs: u32,
+    /// Factor of the canary's speed, fixed at the end of the trial; 0 is none.
+    factor: f64,
 }
 
 /// What the pairs so far amount to.
@@ -144,6 +155,8 @@ pub(crate) struct Watch {
     scale: f64,
     /// … with its rare large ones.
     spread: f64,
+    /// Factor of the canary's speed in the score of all: `scale` is of scores without the noise that the canary saw.
+    factor: f64,
     probation: Probation,
     probation_pairs: u32,
     detector: Holdback,
@@ -171,6 +184,13 @@ impl Watch {
         let floor = if e.setup.urgent { 0.0 } else { floor };
         // A trial that ended after few blocks may believe in too small a scale, which would cost a good change its place.
         let scale = e.trial.estimate().scale.max(e.setup.parameters.scale_prior / 2.0);
+        // Differences as measured need a scale of scores as measured.
+        let factor = e.beside.factor_after();
+        let scale = if factor == 0.0 {
+            scale.max(e.beside.raw_spread())
+        } else {
+            scale
+        };
         let count = panel.members().len() as f64;
         let rail_of = |m: &Member| e.rails.iter().find(|r| r.is_of(m)).and_then(Guardrail::scale);
         // Of several each is noisier than their mean.
@@ -208,6 +228,7 @@ impl Watch {
             scale,
             spread,
             fresh_pairs: schedule::fresh_pairs(spread, gain),
+            factor,
             scales,
             breakers,
         };
@@ -233,6 +254,7 @@ impl Watch {
             scales: noise.scales,
             scale: noise.scale,
             spread: noise.spread,
+            factor: noise.factor,
             probation: Probation::new(probation_pairs, noise.spread),
             probation_pairs,
             detector: detector(probation_pairs, noise.scale),
@@ -458,6 +480,7 @@ impl Watch {
                 .iter()
                 .map(|s| s.see(series(s.workload())?, own_from(s.member()), to))
                 .collect(),
+            canary: None,
         }
     }
 
@@ -467,6 +490,7 @@ impl Watch {
             judges: vec![Seen::Resting; self.panel.members().len()],
             rails: vec![Seen::Resting; self.rails.len()],
             spans: vec![None; self.spans.len()],
+            canary: None,
         }
     }
 
@@ -555,6 +579,14 @@ impl Watch {
         on
     }
 
+    /// Noise of a pair's difference that the canary saw. Without its speed in both blocks the difference counts as measured.
+    fn taken_out(&self, on: &Scores, off: &Scores) -> f64 {
+        match (on.canary, off.canary) {
+            (Some(on), Some(off)) => self.factor * (on - off),
+            _ => 0.0,
+        }
+    }
+
     /// Takes a pair. `is_long`: its washouts were the long ones.
     pub(crate) fn observe(&mut self, on: &Scores, off: &Scores, is_long: bool) -> Found {
         let said = |on: &[Seen], off: &[Seen]| -> Vec<Said> {
@@ -572,7 +604,7 @@ impl Watch {
                 Said::Nothing => {}
             }
         }
-        let whole = (weight > 0.0).then(|| sum / weight);
+        let whole = (weight > 0.0).then(|| sum / weight - self.taken_out(on, off));
         // Nobody to compare, and somebody who rested when it was on or off.
         let difference =
             whole.or_else(|| (rested != 0.0).then(|| rested.signum() * BROKEN_SCALES * self.scale));
@@ -752,6 +784,7 @@ mod tests {
             scale: SCALE,
             spread: SCALE,
             fresh_pairs: 6,
+            factor: 0.0,
             scales: vec![SCALE; cpus.len()],
             breakers: vec![Breaker::new(SCALE); cpus.len()],
         };
@@ -773,7 +806,7 @@ mod tests {
         Scores {
             rails: rails.collect(),
             judges: seen,
-            spans: Vec::new(),
+            ..Scores::default()
         }
     }
 
@@ -821,13 +854,42 @@ mod tests {
     }
 
     #[test]
+    fn noise_that_the_canary_saw_is_taken_out_of_the_score_and_of_nothing_else() {
+        let pairs = |factor: f64, canary: bool| {
+            let mut w = watch(&[1.0]);
+            w.factor = factor;
+            w.set_neighbours(vec![(member("n", 2.0).by_work(), 0.002)]);
+            // The gain is 0.05, and memory is faster in every other block by as much as the score shows.
+            for i in 0..8 {
+                let noise = if i % 2 == 0 { 0.2 } else { -0.2 };
+                let seen = |own: f64, canary: Option<f64>| Scores {
+                    judges: vec![Seen::Score(own)],
+                    rails: vec![Seen::Score(6.0)],
+                    ..Scores::default().beside(canary)
+                };
+                // One block without a reading leaves the pair as measured.
+                let off = canary.then_some(16.0);
+                w.observe(&seen(2.05 + noise, Some(16.0 + noise)), &seen(2.0, off), false);
+            }
+            let told = w.fresh().unwrap();
+            let fell = w.rails.iter().flat_map(|r| &r.recent).any(|d| *d != 0.0);
+            assert!(!fell, "a neighbour's difference counts as measured");
+            told.upper - told.lower
+        };
+        assert!(pairs(1.0, true) < 1e-9);
+        for as_measured in [pairs(0.0, true), pairs(1.0, false)] {
+            assert!(as_measured > 0.2, "{as_measured}");
+        }
+    }
+
+    #[test]
     fn a_neighbour_that_loses_ends_it_and_is_nobody_s_verdict() {
         let mut w = watch(&[1.0]);
         w.set_neighbours(vec![(member("n", 2.0).by_work(), 0.002)]);
         let seen = |own: f64, other: f64| Scores {
             judges: vec![Seen::Score(own)],
             rails: vec![Seen::Score(other)],
-            spans: Vec::new(),
+            ..Scores::default()
         };
         let mut found = Vec::new();
         for _ in 0..12 {

@@ -100,6 +100,9 @@ struct Procedure {
     /// Probe pairs right after an accept.
     #[arg(long, value_name = "N")]
     fresh_pairs: Option<u32>,
+    /// Take no noise out of the scores by a record's memory canary.
+    #[arg(long)]
+    no_canary: bool,
     /// Fewest pairs of the probation, those right after the accept included.
     #[arg(long, value_name = "N")]
     probation_pairs: Option<u32>,
@@ -181,7 +184,8 @@ impl Proof {
         rules.history_s = self.procedure.history.unwrap_or(rules.history_s);
         rules.probation_pairs = self.procedure.probation_pairs.unwrap_or(rules.probation_pairs);
         rules.switch_s = self.procedure.switch;
-        rules.fresh_pairs = self.procedure.fresh_pairs.unwrap_or(rules.fresh_pairs);
+        rules.fresh_pairs = self.procedure.fresh_pairs;
+        rules.canary = !self.procedure.no_canary;
         rules.confidence = self.procedure.confidence;
         Options {
             seed: self.seed,

@@ -21,7 +21,6 @@ pub use table::{Afterwards, Interval, Summary, complaints, operators, text};
 use crate::parallel;
 use homeostat_engine::Policy;
 use homeostat_statistics::discovery::Rule;
-use homeostat_statistics::schedule::FRESH_PAIRS;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -104,7 +103,8 @@ impl Default for Options {
                 switch_s: 0.0,
                 candidates_s: policy.measured_candidates_s,
                 budget_s: policy.experiment_max_s,
-                fresh_pairs: FRESH_PAIRS,
+                fresh_pairs: None,
+                canary: true,
                 probation_pairs: policy.probation_pairs,
                 confidence: 0.90,
                 trial: policy.trial,
@@ -222,7 +222,14 @@ impl Options {
             .or_else(|| of_all("--alpha", &self.alphas, 1e-9, 0.5))
             .or_else(|| of_all("--candidates", &rules.candidates_s, 0.05, 600.0))
             .or_else(|| range("--history", rules.history_s, 10.0, 86_400.0))
-            .or_else(|| range("--fresh-pairs", f64::from(rules.fresh_pairs), 0.0, PAIRS_MAX))
+            .or_else(|| {
+                range(
+                    "--fresh-pairs",
+                    f64::from(rules.fresh_pairs.unwrap_or(0)),
+                    0.0,
+                    PAIRS_MAX,
+                )
+            })
             .or_else(|| {
                 range(
                     "--probation-pairs",

@@ -44,6 +44,8 @@ pub struct Record {
     pub row_s: f64,
     /// (length in seconds, work, CPU seconds) of each row.
     rows: Vec<(f64, f64, f64)>,
+    /// (loads, their CPU seconds) of the memory canary in each row; empty without one.
+    canary: Vec<(f64, f64)>,
 }
 
 impl Record {
@@ -58,7 +60,8 @@ impl Record {
             .collect()
     }
 
-    /// Reads a file with the columns `t,dt,work,cpu` or `t_s,interval_s,work,cpu_s`, and any others.
+    /// Reads a file with the columns `t,dt,work,cpu` or `t_s,interval_s,work,cpu_s`, and any others. The columns `mem_n` and
+    /// `mem_cpu` are the loads of a memory canary and their CPU seconds.
     ///
     /// # Errors
     /// [`ProofError`] names the file, the line and a remedy.
@@ -103,9 +106,22 @@ impl Record {
             column(["work", "work"])?,
             column(["cpu", "cpu_s"])?,
         ];
-        let mut rows = Vec::new();
+        let place = |name: &str| header.iter().position(|c| *c == name);
+        let of_canary = place("mem_n").zip(place("mem_cpu"));
+        let (mut rows, mut canary) = (Vec::new(), Vec::new());
         for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            rows.push(row(line, header.len(), columns).map_err(|what| wrong(path, index + 1, what))?);
+            let damaged = |what| wrong(path, index + 1, what);
+            let [length, work, cpu] = row(line, header.len(), columns).map_err(damaged)?;
+            if length <= 0.0 {
+                return Err(damaged(
+                    "the row has no length. Correct or delete the line".into(),
+                ));
+            }
+            rows.push((length, work, cpu));
+            if let Some((loads, loading)) = of_canary {
+                let [loads, loading] = row(line, header.len(), [loads, loading]).map_err(damaged)?;
+                canary.push((loads, loading));
+            }
         }
         let lengths: Vec<f64> = rows.iter().map(|r| r.0).collect();
         let row_s = (median(&lengths) / ROW_STEP_S).round() * ROW_STEP_S;
@@ -124,7 +140,12 @@ impl Record {
             .unwrap_or(path.as_os_str())
             .to_string_lossy()
             .into_owned();
-        Ok(Self { name, row_s, rows })
+        Ok(Self {
+            name,
+            row_s,
+            rows,
+            canary,
+        })
     }
 
     /// Number of rows.
@@ -143,7 +164,7 @@ impl Record {
             Objective::Cpu => (*work, *cpu),
             Objective::Wall => (*work, *length),
         });
-        Ring::new(rows.collect(), self.row_s)
+        Ring::new(rows.collect(), &self.canary, self.row_s)
     }
 }
 
@@ -155,7 +176,8 @@ fn wrong(path: &Path, line: usize, what: String) -> ProofError {
     }
 }
 
-fn row(line: &str, fields: usize, columns: [usize; 3]) -> Result<(f64, f64, f64), String> {
+/// The numbers in these columns.
+fn row<const N: usize>(line: &str, fields: usize, columns: [usize; N]) -> Result<[f64; N], String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     if cells.len() != fields {
         return Err(format!(
@@ -163,20 +185,16 @@ fn row(line: &str, fields: usize, columns: [usize; 3]) -> Result<(f64, f64, f64)
             cells.len()
         ));
     }
-    let number = |column: usize| {
+    let mut numbers = [0.0; N];
+    for (number, column) in numbers.iter_mut().zip(columns) {
         let text = cells.get(column).copied().unwrap_or_default();
-        text.parse()
+        *number = text
+            .parse()
             .ok()
             .filter(|n: &f64| n.is_finite() && *n >= 0.0)
-            .ok_or_else(|| format!("\"{text}\" is not a number of 0 or more. Correct or delete the line"))
-    };
-    let [length, work, cpu] = columns;
-    let row = (number(length)?, number(work)?, number(cpu)?);
-    if row.0 > 0.0 {
-        Ok(row)
-    } else {
-        Err("the row has no length. Correct or delete the line".into())
+            .ok_or_else(|| format!("\"{text}\" is not a number of 0 or more. Correct or delete the line"))?;
     }
+    Ok(numbers)
 }
 
 /// Work and denominator of each row, and prefix sums over two rounds: any stretch costs one subtraction.
@@ -186,17 +204,29 @@ pub struct Ring {
     pub row_s: f64,
     rows: Vec<(f64, f64)>,
     sums: Vec<(f64, f64)>,
+    /// The same sums of the canary's loads and their CPU seconds; zeros without a canary.
+    canary: Vec<(f64, f64)>,
+}
+
+/// Prefix sums over two rounds.
+fn sums(rows: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut sums = vec![(0.0, 0.0)];
+    let mut total = (0.0, 0.0);
+    for (a, b) in rows.iter().chain(rows) {
+        total = (total.0 + a, total.1 + b);
+        sums.push(total);
+    }
+    sums
 }
 
 impl Ring {
-    fn new(rows: Vec<(f64, f64)>, row_s: f64) -> Self {
-        let mut sums = vec![(0.0, 0.0)];
-        let mut total = (0.0, 0.0);
-        for (work, denominator) in rows.iter().chain(&rows) {
-            total = (total.0 + work, total.1 + denominator);
-            sums.push(total);
+    fn new(rows: Vec<(f64, f64)>, canary: &[(f64, f64)], row_s: f64) -> Self {
+        Self {
+            row_s,
+            sums: sums(&rows),
+            canary: sums(canary),
+            rows,
         }
-        Self { row_s, rows, sums }
     }
 
     /// Number of rows.
@@ -216,8 +246,18 @@ impl Ring {
 
     /// Work and denominator of `n` rows from row `at`; at most one round.
     pub fn sum(&self, at: usize, n: usize) -> (f64, f64) {
+        self.between(&self.sums, at, n)
+    }
+
+    /// The canary's speed over `n` rows from row `at`: the logarithm of loads per CPU second.
+    pub fn canary(&self, at: usize, n: usize) -> Option<f64> {
+        let (loads, loading) = self.between(&self.canary, at, n);
+        (loads > 0.0 && loading > 0.0).then(|| ln(loads / loading))
+    }
+
+    fn between(&self, sums: &[(f64, f64)], at: usize, n: usize) -> (f64, f64) {
         let from = at % self.len().max(1);
-        let (Some(a), Some(b)) = (self.sums.get(from), self.sums.get(from + n.min(self.len()))) else {
+        let (Some(a), Some(b)) = (sums.get(from), sums.get(from + n.min(self.len()))) else {
             return (0.0, 0.0);
         };
         (b.0 - a.0, b.1 - a.1)
@@ -298,8 +338,10 @@ mod tests {
     #[test]
     fn stretches_and_the_history_go_round_the_ring() {
         let rows: Vec<(f64, f64)> = (0..8).map(|i| (f64::from(i), 0.25)).collect();
-        let ring = Ring::new(rows, 0.25);
+        let ring = Ring::new(rows.clone(), &rows, 0.25);
         assert_eq!(ring.sum(6, 4), (6.0 + 7.0 + 0.0 + 1.0, 1.0));
+        assert_eq!(ring.canary(6, 4), Some(ln(14.0)));
+        assert_eq!(Ring::new(rows, &[], 0.25).canary(6, 4), None);
         assert_eq!(
             (ring.rows_for(0.5), ring.rows_for(0.6), ring.rows_for(0.0)),
             (2, 3, 0)

@@ -2,13 +2,14 @@
 
 use super::record::{Ring, score};
 use homeostat_statistics::block_length::{self, Choice, Past};
+use homeostat_statistics::control::Control;
 use homeostat_statistics::fresh::Fresh;
 use homeostat_statistics::guard::{Holdback, Probation, ProbationState};
 use homeostat_statistics::robust::{exp, exp_m1, ln_1p};
 use homeostat_statistics::scar::{Scar, ScarState};
 use homeostat_statistics::schedule::{
-    FRESH_EARNED_IN_S, GAIN_MIN, SCAR_PAIRS_MAX, SETTLING_CONSTANTS, SWITCH_MARGIN, is_cheap, is_too_small,
-    long_washout_s, probation_pairs, probe_interval_s,
+    FRESH_EARNED_IN_S, SCAR_PAIRS_MAX, SETTLING_CONSTANTS, SWITCH_MARGIN, fresh_pairs, is_cheap,
+    is_too_small, long_washout_s, probation_pairs, probe_interval_s,
 };
 use homeostat_statistics::simulation::Random;
 use homeostat_statistics::{Arm, Decision, Trial, TrialParameters};
@@ -40,8 +41,10 @@ pub struct Rules {
     pub candidates_s: Vec<f64>,
     /// Longest trial (seconds).
     pub budget_s: f64,
-    /// Probe pairs right after an accept.
-    pub fresh_pairs: u32,
+    /// Probe pairs right after an accept, instead of those of the daemon's rule.
+    pub fresh_pairs: Option<u32>,
+    /// Whether a record's memory canary takes noise out of the scores.
+    pub canary: bool,
     /// Fewest probe pairs of the probation, those right after the accept included.
     pub probation_pairs: u32,
     /// Confidence of the intervals that are shown.
@@ -234,19 +237,26 @@ impl<'a> Machine<'a> {
         total
     }
 
-    fn block(&mut self, on: bool, washout: usize, measured: usize) -> f64 {
+    /// The score of a block, and the canary's speed in it.
+    fn block(&mut self, on: bool, washout: usize, measured: usize) -> (f64, Option<f64>) {
         self.switch(on);
         self.play(washout);
-        score(self.play(measured))
+        let canary = self.ring.canary(self.at, measured);
+        (score(self.play(measured)), canary)
     }
 
-    /// The difference of a probe pair (on − off); afterwards the change is in force.
-    fn pair(&mut self, washout: usize, measured: usize, random: &mut Random) -> f64 {
+    /// The differences of score and canary in a probe pair (on − off); afterwards the change is in force.
+    fn pair(&mut self, washout: usize, measured: usize, random: &mut Random) -> (f64, Option<f64>) {
         let on_first = random.coin();
         let first = self.block(on_first, washout, measured);
         let second = self.block(!on_first, washout, measured);
         self.switch(true);
-        if on_first { first - second } else { second - first }
+        let (on, off) = if on_first {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        (on.0 - off.0, on.1.zip(off.1).map(|(on, off)| on - off))
     }
 }
 
@@ -312,18 +322,31 @@ pub(super) fn run(ring: &Ring, setting: Setting, rules: &Rules) -> Run {
         ..parameters
     });
     let block_s = (lengths.washout + lengths.measured) as f64 * ring.row_s;
+    let mut control = Control::default();
     while trial.decision() == Decision::Continue {
         if machine.seconds() + block_s > rules.budget_s {
             trial.budget_exhausted();
             break;
         }
-        let coin = trial.needs_coin() && random.coin();
+        let coin = trial.needs_coin() && {
+            control.fix();
+            random.coin()
+        };
         let on = trial.next_arm(coin) == Arm::On;
-        trial.observe(machine.block(on, lengths.washout, lengths.measured));
+        let (score, canary) = machine.block(on, lengths.washout, lengths.measured);
+        let canary = canary.filter(|_| rules.canary);
+        let taken = control.taken_out(canary);
+        control.observe(on, score, canary);
+        let decision = trial.observe(score - taken);
+        if decision == Decision::Benefit && !control.permits(trial.parameters().gate) {
+            trial.go_on();
+        }
     }
     let (seconds, lost_s) = (machine.seconds(), machine.lost_s);
-    let after = (trial.decision() == Decision::Benefit)
-        .then(|| follow(&mut machine, &trial, lengths, &choice, rules, &mut random));
+    let after = (trial.decision() == Decision::Benefit).then(|| {
+        let watch = Watch::new(&trial, &control, lengths, &choice, rules);
+        follow(&mut machine, watch, &mut random)
+    });
     Run {
         decision: Some(trial.decision()),
         seconds,
@@ -377,6 +400,10 @@ fn shown(fresh: &Fresh, confidence: f64) -> Option<Shown> {
 struct Watch<'a> {
     lengths: Lengths,
     rules: &'a Rules,
+    /// Pairs that measure the gain.
+    fresh_pairs: u32,
+    /// Factor of the canary's speed, fixed at the end of the trial.
+    factor: f64,
     fresh: Fresh,
     scar: Scar,
     probation: Probation,
@@ -387,20 +414,31 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(trial: &Trial, lengths: Lengths, choice: &Choice, rules: &'a Rules) -> Self {
+    fn new(trial: &Trial, control: &Control, lengths: Lengths, choice: &Choice, rules: &'a Rules) -> Self {
         let estimate = trial.estimate();
         let scale = estimate.scale.max(choice.scale / 2.0);
+        let factor = control.factor_after();
+        let scale = if factor == 0.0 {
+            scale.max(control.raw_spread())
+        } else {
+            scale
+        };
         let spread = choice.spread.max(scale);
         Self {
             lengths,
             rules,
+            fresh_pairs: rules
+                .fresh_pairs
+                .unwrap_or_else(|| fresh_pairs(spread, estimate.effect)),
+            factor,
             fresh: Fresh::new(scale),
             scar: Scar::new(scale),
             probation: Probation::new(
                 probation_pairs(rules.probation_pairs, spread, estimate.effect),
                 spread,
             ),
-            detector: Holdback::below(GAIN_MIN, scale),
+            // The probation's own tests tell that a gain is gone.
+            detector: Holdback::below(0.0, scale),
             after: After::new(Shown {
                 gain: estimate.effect,
                 lower: estimate.lower,
@@ -412,7 +450,7 @@ impl<'a> Watch<'a> {
 
     /// The gain as it is known: by the trial, later by the pairs.
     fn gain(&self) -> f64 {
-        if self.after.pairs < self.rules.fresh_pairs {
+        if self.after.pairs < self.fresh_pairs {
             self.after.trial.gain
         } else {
             exp_m1(self.sum / f64::from(self.after.pairs.max(1)))
@@ -432,7 +470,8 @@ impl<'a> Watch<'a> {
     /// Makes a pair, and says why the change must go.
     fn pair(&mut self, machine: &mut Machine<'_>, is_long: bool, random: &mut Random) -> Option<Revoked> {
         let washout = self.washout(is_long, machine.ring.row_s);
-        let difference = machine.pair(washout, self.lengths.measured, random);
+        let (score, canary) = machine.pair(washout, self.lengths.measured, random);
+        let difference = score - self.factor * canary.unwrap_or(0.0);
         self.after.pairs += 1;
         self.sum += difference;
         self.fresh.observe(difference);
@@ -443,13 +482,10 @@ impl<'a> Watch<'a> {
         if scar == ScarState::Clear && self.after.clear_pairs.is_none() {
             self.after.clear_pairs = Some(self.after.pairs);
         }
-        if self.after.pairs == self.rules.fresh_pairs {
+        if self.after.pairs == self.fresh_pairs {
             self.after.fresh = shown(&self.fresh, self.rules.confidence);
         }
-        let told = self
-            .after
-            .fresh
-            .filter(|_| self.after.pairs == self.rules.fresh_pairs);
+        let told = self.after.fresh.filter(|_| self.after.pairs == self.fresh_pairs);
         if is_running && has_failed {
             let has_losses = self.probation.excess() >= 2;
             Some(if has_losses {
@@ -476,31 +512,25 @@ impl<'a> Watch<'a> {
 }
 
 /// Fresh pairs at once, then the probation. The second figure is the lost work of the fresh pairs (seconds).
-fn follow(
-    machine: &mut Machine<'_>,
-    trial: &Trial,
-    lengths: Lengths,
-    choice: &Choice,
-    rules: &Rules,
-    random: &mut Random,
-) -> (After, f64) {
+fn follow(machine: &mut Machine<'_>, mut watch: Watch<'_>, random: &mut Random) -> (After, f64) {
     let (accepted_s, lost_s, row_s) = (machine.seconds(), machine.lost_s, machine.ring.row_s);
     machine.switch(true);
-    let mut watch = Watch::new(trial, lengths, choice, rules);
+    let lengths = watch.lengths;
     let block_s = |washout: usize| (washout + lengths.measured) as f64 * row_s;
     let off_s = block_s(lengths.washout);
-    let stall_s = 2.0 * rules.switch_s;
-    let cheap = is_cheap(rules.fresh_pairs, watch.gain(), off_s, stall_s, FRESH_EARNED_IN_S);
-    let at_once = if cheap { rules.fresh_pairs } else { 0 };
+    let stall_s = 2.0 * watch.rules.switch_s;
+    let pairs = watch.fresh_pairs;
+    let cheap = is_cheap(pairs, watch.gain(), off_s, stall_s, FRESH_EARNED_IN_S);
+    let at_once = if cheap { pairs } else { 0 };
     let mut lost_fresh_s = 0.0;
     loop {
         let is_long = watch.after.pairs >= at_once;
         if is_long {
             let pair_s = 2.0 * block_s(watch.washout(true, row_s));
-            machine.rest(probe_interval_s(pair_s, watch.gain(), 2.0 * rules.switch_s));
+            machine.rest(probe_interval_s(pair_s, watch.gain(), stall_s));
         }
         watch.after.revoked = watch.pair(machine, is_long, random);
-        if watch.after.pairs == rules.fresh_pairs {
+        if watch.after.pairs == pairs {
             lost_fresh_s = machine.lost_s - lost_s;
             watch.after.fresh_s = machine.seconds() - accepted_s;
         }
@@ -509,7 +539,7 @@ fn follow(
         }
     }
     if watch.after.revoked.is_none() {
-        watch.after.pooled = shown(&watch.fresh, rules.confidence);
+        watch.after.pooled = shown(&watch.fresh, watch.rules.confidence);
         watch.after.pooled_s = machine.seconds() - accepted_s;
     }
     (watch.after, lost_fresh_s)
@@ -537,7 +567,7 @@ mod tests {
             ..Injected::default()
         };
         let mut machine = Machine::new(&ring, gain, 0);
-        let difference = machine.pair(2, 4, &mut Random::new(1));
+        let (difference, _) = machine.pair(2, 4, &mut Random::new(1));
         assert!((difference - ln_1p(0.15)).abs() < 1e-12);
         // One block off: 1.5 s at 13 % less than with the change.
         assert!((machine.lost_s - 1.5 * (1.0 - 1.0 / 1.15)).abs() < 1e-9);
@@ -549,9 +579,9 @@ mod tests {
         let mut machine = Machine::new(&ring, scar, 0);
         machine.switch(true);
         // Half of the measured second after half a second of washout is scarred.
-        let off = machine.block(false, 2, 4);
+        let (off, _) = machine.block(false, 2, 4);
         assert!((off - score((396.0, 1.0))).abs() < 1e-9, "{off}");
-        let off = machine.block(false, 2, 4);
+        let (off, _) = machine.block(false, 2, 4);
         assert_eq!(off, score((400.0, 1.0)), "no new undo, no scar");
         let slow = Injected {
             gain: 0.15,
@@ -559,9 +589,9 @@ mod tests {
             ..Injected::default()
         };
         let mut machine = Machine::new(&ring, slow, 0);
-        let on = machine.block(true, 400, 4);
+        let (on, _) = machine.block(true, 400, 4);
         assert!((on - score((460.0, 1.0))).abs() < 1e-9);
-        let residue = machine.block(false, 2, 4) - score((400.0, 1.0));
+        let residue = machine.block(false, 2, 4).0 - score((400.0, 1.0));
         assert!((residue / ln_1p(0.15) - 0.523).abs() < 0.01, "{residue}");
     }
 }
