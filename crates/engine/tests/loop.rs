@@ -9,10 +9,10 @@ use homeostat_engine::{
 };
 use homeostat_model::action::{MemoryTarget, PageMove, Target};
 use homeostat_model::{
-    Action, ActionId, Bytes, CpuId, Direction, Effect, EffectorId, ExperimentKind, ExperimentRecord,
-    Fingerprint, Locality, LossIn, Machine, MachineSample, MeterCandidate, MeterClass, MeterReading,
-    Nanoseconds, NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram, Spans,
-    StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
+    Action, ActionId, Bytes, CanaryReading, CpuId, Direction, Effect, EffectorId, ExperimentKind,
+    ExperimentRecord, Fingerprint, Locality, LossIn, Machine, MachineSample, MeterCandidate, MeterClass,
+    MeterReading, Nanoseconds, NodeId, OperatorChoice, Owner, ProcessId, Progress, Snapshot, SpanHistogram,
+    Spans, StrategyId, Verdict, Workload, WorkloadId, WorkloadKind, WorkloadSample,
 };
 use homeostat_statistics::discovery::Rule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -361,6 +361,17 @@ struct Swings {
     apart: Option<&'static str>,
 }
 
+/// A memory canary, and noise of the memory that every plant has.
+#[derive(Clone, Copy)]
+struct Canary {
+    /// Standard deviation of the shared noise from second to second (log units).
+    shared: f64,
+    /// The canary has readings.
+    reads: bool,
+    /// By what a change makes its memory slower (log units).
+    slower: f64,
+}
+
 struct World {
     engine: Engine,
     plants: Vec<Plant>,
@@ -409,6 +420,8 @@ struct World {
     silent: Option<&'static str>,
     /// Every plant does more and less work per CPU second in turn.
     swings: Option<Swings>,
+    /// The memory canary, if there is one.
+    canary: Option<Canary>,
     finished: bool,
     fail_undo: bool,
     /// What each switch costs: standstill and memory.
@@ -507,6 +520,7 @@ impl World {
             shut: None,
             silent: None,
             swings: None,
+            canary: None,
             finished: false,
             fail_undo: false,
             price: Progress::default(),
@@ -897,13 +911,24 @@ impl World {
 
     fn snapshot(&mut self) -> Snapshot {
         let plants = self.plants.clone();
+        let shared = self.canary.map_or(0.0, |c| c.shared * self.noise());
+        let canary = self.canary.filter(|c| c.reads).map(|c| {
+            let on = self.on.values().any(|(_, on)| *on);
+            let slower = if on { c.slower } else { 0.0 };
+            Ok(CanaryReading {
+                loads: 10_000,
+                loading: Nanoseconds((1e6 * (slower - shared).exp()) as u64),
+                cpu: Nanoseconds::from_millis(5),
+                resident: Bytes::from_mib(66),
+            })
+        });
         let mut workloads = vec![];
         let mut samples = vec![];
         for (i, p) in plants.iter().enumerate().filter(|(_, p)| p.alive) {
             let id = WorkloadId::new(p.name);
             let factor = self.factor(p);
             let (faster, saves) = if p.offered { (1.0, factor) } else { (factor, 1.0) };
-            let rate = 1000.0 * p.busy * faster * self.swing() * (p.noise * self.noise()).exp();
+            let rate = 1000.0 * p.busy * faster * self.swing() * (shared + p.noise * self.noise()).exp();
             let calls = match self.kernel {
                 Some(k) => {
                     let changed = self.on.values().any(|(w, on)| *on && w.as_str() == p.name);
@@ -988,7 +1013,7 @@ impl World {
             samples,
             own_cpu: Nanoseconds::from_millis(1),
             own_resident: Bytes::from_mib(8),
-            canary: None,
+            canary,
         }
     }
 
@@ -1066,6 +1091,77 @@ fn how_much_is_gained_is_measured_afresh_right_after_the_acceptance() {
     // The probation adds to it.
     world.run_until(20_000, |world| world.told("by 30 pairs after the acceptance") > 0);
     assert_eq!(world.verdicts.len(), 1);
+}
+
+/// The first gain that pairs after the acceptance tell.
+fn fresh_gain(seed: u64, canary: Canary) -> Option<Effect> {
+    let policy = Policy {
+        seed,
+        ..usual_blocks()
+    };
+    let mut world = World::new(vec![plant("good", 0.10)], policy, Memory::default());
+    world.random ^= seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    world.canary = Some(canary);
+    world.run_until(3000, |world| world.told("pairs after the acceptance") > 0);
+    let told = world.engine.view().in_force.first()?.effect?;
+    (world.told("pairs after the acceptance") > 0).then_some(Effect {
+        estimate: told.estimate?,
+        lower: told.lower?,
+        upper: told.upper?,
+        confidence: 0.9,
+    })
+}
+
+#[test]
+fn the_gain_told_is_sharper_where_the_canary_saw_the_noise_and_covers_the_truth_as_often() {
+    let noisy = Canary {
+        shared: 0.04,
+        reads: true,
+        slower: 0.0,
+    };
+    let told =
+        |canary: Canary| -> Vec<Effect> { (1..=60).filter_map(|seed| fresh_gain(seed, canary)).collect() };
+    let width = |told: &[Effect]| {
+        let mut widths: Vec<f64> = told.iter().map(|e| e.upper - e.lower).collect();
+        widths.sort_by(f64::total_cmp);
+        widths[widths.len() / 2]
+    };
+    let with = told(noisy);
+    let without = told(Canary {
+        reads: false,
+        ..noisy
+    });
+    assert!(
+        with.len() > 40 && without.len() > 40,
+        "{} {}",
+        with.len(),
+        without.len()
+    );
+    assert!(
+        width(&with) * 1.5 < width(&without),
+        "{} {}",
+        width(&with),
+        width(&without)
+    );
+    let missed = with.iter().filter(|e| e.lower > 0.10 || e.upper < 0.10).count();
+    // 60 at a miss rate of 0.1: 13 with three standard deviations.
+    assert!(missed <= 13, "{missed} of {}", with.len());
+    let bias = with.iter().map(|e| e.estimate - 0.10).sum::<f64>() / with.len() as f64;
+    assert!(bias.abs() < 0.005, "{bias}");
+}
+
+#[test]
+fn a_canary_that_reacts_to_the_change_adds_nothing_to_the_gain_told() {
+    let reacts = Canary {
+        shared: 0.02,
+        reads: true,
+        slower: 0.04,
+    };
+    let told: Vec<Effect> = (1..=20).filter_map(|seed| fresh_gain(seed, reacts)).collect();
+    assert!(told.len() > 10);
+    let bias = told.iter().map(|e| e.estimate - 0.10).sum::<f64>() / told.len() as f64;
+    // Its reaction, taken for noise, would add four points.
+    assert!(bias.abs() < 0.01, "{bias}");
 }
 
 #[test]
