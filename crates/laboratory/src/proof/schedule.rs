@@ -300,8 +300,7 @@ pub(super) fn run(ring: &Ring, setting: Setting, rules: &Rules) -> Run {
         alpha,
         ..rules.trial.clone()
     };
-    let choice = choose(ring, at, washout, &parameters, rules);
-    let Some(choice) = choice else {
+    let Some(choice) = choose(ring, at, washout, &parameters, rules) else {
         return Run {
             decision: None,
             seconds: 0.0,
