@@ -13,8 +13,8 @@ pub const SWITCH_MARGIN: f64 = 1.25;
 /// … plus this many time constants of the effect: in a block of the shortest length that follows, 85 % of it shows.
 pub const SETTLING_CONSTANTS: f64 = 1.5;
 /// Most pairs made at once after the acceptance: a minute of the shortest blocks. On the noisiest recorded machine the
-/// interval of a gain of 40 % is then 11.4 points wide with the memory canary, and 13.0 with 16 pairs
-/// (`homeostat-lab proof --seed 2 --runs 400`). A gain that is then below the gate goes.
+/// interval of a gain of 40 % is then 11.3 points wide with the memory canary, and 12.8 with 16 pairs
+/// (`homeostat-lab proof --seed 2 --only gain --tries 1 --runs 2000 --effects 40`). A gain that is then below the gate goes.
 pub const FRESH_PAIRS: u32 = 20;
 const FRESH_PAIRS_MIN: u32 = 12;
 const FRESH_WIDTH: f64 = 0.12;

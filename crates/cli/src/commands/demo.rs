@@ -46,7 +46,7 @@ const LEVEL: f64 = 0.05;
 const FILL_PATIENCE: Duration = Duration::from_secs(120);
 /// How long an undo may take.
 const UNDO_PATIENCE: Duration = Duration::from_secs(30);
-/// Memory of `latency`: far more than the processor's translation buffers reach with 4 KiB pages, and switched in a third of a second.
+/// Memory of `latency`: far more than translation buffers reach with 4 KiB pages; a switch fits blocks of 1 to 1.5 s.
 const LATENCY_MIB: u64 = 512;
 
 /// Prove a real gain on a real process, live, in under five minutes.
