@@ -24,8 +24,8 @@ const CONTENDED: f64 = 0.05;
 /// The circuit breaker averages over this, or over the measured part of a shorter block.
 pub(crate) const BREAKER_SPAN: Nanoseconds = Nanoseconds::from_secs(BREAKER_SECONDS as u64);
 
-/// From so many switches on, one that is slower than any other by this factor is not one to expect: on a busy host one switch of
-/// 512 MiB took 8 s, and those around it half a second.
+/// From so many switches on, one that is slower than any other by this factor is not one to expect: on a busy host the blocks of a
+/// trial, 3 s each until then, took 10 to 20 s after one slow switch, for two minutes.
 const SWITCHES_MIN: usize = 4;
 const SLOW_SWITCH: u64 = 2;
 

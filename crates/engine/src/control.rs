@@ -40,14 +40,10 @@ impl Beside {
         self.control.fix();
     }
 
-    /// The factor of the canary's speed in the pairs that follow the trial; 0 is none.
-    pub(crate) fn factor_after(&self) -> f64 {
-        self.control.factor_after()
-    }
-
-    /// Standard deviation of the pairs' differences as measured, where the trial's scores were not; else 0.
-    pub(crate) fn raw_spread(&self) -> f64 {
-        self.control.raw_spread()
+    /// The factor of the canary's speed in the pairs that follow the trial (0 is none), and the scale of their differences,
+    /// given that of the trial's scores.
+    pub(crate) fn after(&self, scale: f64) -> (f64, f64) {
+        self.control.after(scale)
     }
 
     /// Takes the canary's speed in a block, and out of its score the noise that the canary saw.

@@ -567,15 +567,14 @@ impl Engine {
             self.start_rollout(parts, launch, best);
             return;
         }
-        let contains = contained_by(&first.target).is_some();
-        let costs = self.proof_costs(&launch, contains);
+        let costs = self.proof_costs(&launch.panel, first, predicted.estimate, settling, alpha, &choice);
         let text = format!(
             "{}{} in randomised on/off blocks of {} s, washout at least {} s, at level {alpha:.4}; {}",
             launch.strategy,
             as_one(&launch.panel),
             choice.measured_s,
             self.washout(&launch.panel, Nanoseconds::ZERO),
-            costs_told(costs)
+            costs
         );
         let rest: Vec<Piece> = parts.drain(1..).flatten().collect();
         let pieces = parts.pop().unwrap_or_default();
@@ -599,31 +598,40 @@ impl Engine {
         }
     }
 
-    /// Work that the proof of the predicted gain is expected to cost, without the standstill of switches, which the trial
+    /// What the proof of such a gain is expected to cost, for people: work, without the standstill of switches, which the trial
     /// measures. Off blocks cost it where the change protects from a loss. Else the pairs right after the acceptance do:
     /// the trial itself only delays the gain.
-    fn proof_costs(&self, launch: &Launch<'_>, contains: bool) -> Nanoseconds {
-        let (choice, gain) = (launch.choice, launch.predicted.estimate);
-        let least = if launch.urgent {
+    fn proof_costs(
+        &self,
+        panel: &Panel,
+        proposal: &Proposal,
+        gain: f64,
+        settling: Nanoseconds,
+        alpha: f64,
+        choice: &Choice,
+    ) -> String {
+        let contains = contained_by(&proposal.target).is_some();
+        let least = if proposal.urgent {
             relief::washout_min(&self.policy).as_secs_f64()
         } else {
             0.0
         };
-        let off = self.washout(&launch.panel, launch.settling).max(least) + choice.measured_s;
-        let blocks = if launch.urgent || contains {
-            let usual = self.usual_parameters(launch.urgent, contains);
+        let off = self.washout(panel, settling).max(least) + choice.measured_s;
+        let blocks = if proposal.urgent || contains {
+            let usual = self.usual_parameters(proposal.urgent, contains);
             let ratio = panel::log_gain(gain) / choice.scale;
-            usual.off_chance * block_length::blocks_needed(usual.design, launch.alpha, ratio)
+            usual.off_chance * block_length::blocks_needed(usual.design, alpha, ratio)
         } else {
             let pairs = schedule::fresh_pairs(choice.spread, gain);
-            let earned_in = guard::fresh_earned_in_s(&launch.panel);
+            let earned_in = guard::fresh_earned_in_s(panel);
             if schedule::is_cheap(pairs, gain, off, 0.0, earned_in) {
                 f64::from(pairs)
             } else {
                 0.0
             }
         };
-        Nanoseconds::from_secs_f64(schedule::lost_by_s(blocks, gain, off, 0.0))
+        let costs = Nanoseconds::from_secs_f64(schedule::lost_by_s(blocks, gain, off, 0.0));
+        format!("the proof is expected to cost {costs} of lost work, without standstill")
     }
 
     /// What the proof of a waiting proposal is expected to cost, for people; `None` if it is made in stages, which cost
@@ -639,22 +647,9 @@ impl Engine {
         let known = self.known_settling(id, &proposed.strategy);
         let settling = known.unwrap_or(proposal.settling);
         let least = panel::log_gain(proposal.predicted.lower);
-        let (choice, lengths) = self.design(&panel, alpha, settling, least).ok()?;
-        let launch = Launch {
-            kind: ExperimentKind::Switchback,
-            strategy: proposed.strategy.clone(),
-            panel,
-            pieces: Vec::new(),
-            hypothesis: String::new(),
-            predicted: proposal.predicted,
-            settling,
-            alpha,
-            choice: &choice,
-            lengths,
-            urgent: false,
-        };
-        let contains = contained_by(&proposal.target).is_some();
-        Some(costs_told(self.proof_costs(&launch, contains)))
+        let (choice, _) = self.design(&panel, alpha, settling, least).ok()?;
+        let gain = proposal.predicted.estimate;
+        Some(self.proof_costs(&panel, proposal, gain, settling, alpha, &choice))
     }
 
     /// Starts the trial of a change that cannot be switched back cheaply: part by part, at times that coins decide.
@@ -2263,10 +2258,6 @@ fn busiest(panel: &Panel) -> Vec<Member> {
     });
     members.truncate(spans::MEMBERS_MAX);
     members
-}
-
-fn costs_told(costs: Nanoseconds) -> String {
-    format!("the proof is expected to cost {costs} of lost work, without standstill")
 }
 
 /// The reader that such a change contains.

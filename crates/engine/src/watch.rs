@@ -184,13 +184,7 @@ impl Watch {
         let floor = if e.setup.urgent { 0.0 } else { floor };
         // A trial that ended after few blocks may believe in too small a scale, which would cost a good change its place.
         let scale = e.trial.estimate().scale.max(e.setup.parameters.scale_prior / 2.0);
-        // Differences as measured need a scale of scores as measured.
-        let factor = e.beside.factor_after();
-        let scale = if factor == 0.0 {
-            scale.max(e.beside.raw_spread())
-        } else {
-            scale
-        };
+        let (factor, scale) = e.beside.after(scale);
         let count = panel.members().len() as f64;
         let rail_of = |m: &Member| e.rails.iter().find(|r| r.is_of(m)).and_then(Guardrail::scale);
         // Of several each is noisier than their mean.

@@ -238,6 +238,7 @@ pub struct Pagemap {
     flags: Option<File>,
     proc: PathBuf,
     longest_call: Duration,
+    /// Most address space of one call (bytes).
     largest_call: u64,
 }
 
@@ -279,11 +280,6 @@ impl Pagemap {
     /// Duration of the longest system call: the longest time for which the address space was held.
     pub fn longest_call(&self) -> Duration {
         self.longest_call
-    }
-
-    /// Most address space of one system call (bytes).
-    pub fn largest_call(&self) -> u64 {
-        self.largest_call
     }
 
     /// The file that is read, for messages.
@@ -745,7 +741,7 @@ mod tests {
         let scratch = ScratchMapping::new(4 * SLICE / PIECE).unwrap();
         assert_eq!(states(&mut pagemap, &scratch).len() as u64, 4 * SLICE / PIECE);
         if pagemap.is_exact() {
-            assert_eq!(pagemap.largest_call(), 64 << 20);
+            assert_eq!(pagemap.largest_call, 64 << 20);
         }
     }
 

@@ -46,8 +46,8 @@ const SCAN_SHARE: f64 = 0.001;
 /// Larger share for a while after a memory shortage: two scans must show who takes memory, and the losers cannot wait.
 const SCAN_SHARE_HURRIED: f64 = 0.01;
 const SCAN_EVERY_MAX: Nanoseconds = Nanoseconds::from_secs(60);
-/// So many scans have the larger share at the start. The first one reads every process anew: it costs 30 to 100 ms where
-/// those to come cost 2 to 10 ms, and would delay the second one, which tells who works, by half a minute.
+/// So many scans have the larger share at the start. The first one reads every process anew: it took 27 and 37 ms of CPU time,
+/// which would put off the second one, which tells who works, by as many seconds.
 const SCANS_AT_START: u32 = 4;
 /// Wait after an effector said "not now".
 const BUSY_WAIT: Nanoseconds = Nanoseconds::from_secs(2);
@@ -367,12 +367,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
             let cost = self.clock.cpu_time().saturating_sub(used);
             self.scanned = (now, cost);
             self.scans = self.scans.saturating_add(1);
-            let share = if self.scans < SCANS_AT_START {
-                SCAN_SHARE_HURRIED
-            } else {
-                SCAN_SHARE
-            };
-            self.next_scan = now + plan.scan_every.max(spread(cost, share));
+            self.next_scan = now + plan.scan_every.max(spread(cost, SCAN_SHARE));
         }
         // Keep the rhythm; after a long delay, or after a sample that was taken for another reason, start a new one.
         let next = |kept: bool, due: Nanoseconds, every: Nanoseconds| match due + every {
@@ -387,7 +382,7 @@ impl<P: Sensors + Effectors, C: Clock> Runtime<P, C> {
 
     fn scan_due(&self, plan: &SamplingPlan) -> Nanoseconds {
         let (at, cost) = self.scanned;
-        if plan.in_a_hurry {
+        if plan.in_a_hurry || self.scans < SCANS_AT_START {
             let hurried = at + plan.scan_every.max(spread(cost, SCAN_SHARE_HURRIED));
             hurried.min(self.next_scan)
         } else {

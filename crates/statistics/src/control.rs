@@ -110,8 +110,8 @@ impl Control {
     /// pairs would not be fixed: their signs would move the sizes of later differences. So a factor that chance made costs
     /// width, and never coverage. The fit of all blocks needs to lower their spread by [`LOWERED_MIN`], and nothing more:
     /// large gains end trials before [`PREDICTED_MIN`]. On records of noisy memory (`homeostat-lab proof`) the interval
-    /// becomes 10 to 16 % narrower. With the canary of another time it becomes 1 % wider.
-    pub fn factor_after(&self) -> f64 {
+    /// becomes 11 to 15 % narrower. With the canary of another time it becomes 1 % wider.
+    fn factor_after(&self) -> f64 {
         let Some(fit) = self.fit.filter(|_| self.reaction().is_some() && !self.reacts()) else {
             return 0.0;
         };
@@ -120,6 +120,16 @@ impl Control {
             Some(by) if by >= LOWERED_MIN => fit.factor,
             _ => 0.0,
         }
+    }
+
+    /// The factor for the pairs that follow, and their scale, given that of the trial: differences as measured need one as measured.
+    pub fn after(&self, scale: f64) -> (f64, f64) {
+        let factor = self.factor_after();
+        if factor != 0.0 || !self.was_used {
+            return (factor, scale);
+        }
+        let measured: Vec<f64> = self.pairs.iter().map(|p| p.0).collect();
+        (factor, scale.max(variance(&measured).sqrt()))
     }
 
     /// What to subtract from the score of the running block, whose control is this.
@@ -187,16 +197,6 @@ impl Control {
             return None;
         }
         ratio(&self.errors)
-    }
-
-    /// Standard deviation of the pairs' differences as measured (log units); 0 unless the control was used.
-    pub fn raw_spread(&self) -> f64 {
-        let scores: Vec<f64> = self.pairs.iter().map(|p| p.0).collect();
-        if self.was_used && scores.len() > 1 {
-            variance(&scores).sqrt()
-        } else {
-            0.0
-        }
     }
 
     /// Mean on − off difference of the scores as measured (log units); 0 without any.

@@ -415,13 +415,7 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(trial: &Trial, control: &Control, lengths: Lengths, choice: &Choice, rules: &'a Rules) -> Self {
         let estimate = trial.estimate();
-        let scale = estimate.scale.max(choice.scale / 2.0);
-        let factor = control.factor_after();
-        let scale = if factor == 0.0 {
-            scale.max(control.raw_spread())
-        } else {
-            scale
-        };
+        let (factor, scale) = control.after(estimate.scale.max(choice.scale / 2.0));
         let spread = choice.spread.max(scale);
         Self {
             lengths,
